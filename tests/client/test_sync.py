@@ -16,11 +16,20 @@ import pytest
 
 from penstock import App, JobFailed, PenstockError, Queue, ResultTimeout, State, Task
 from penstock.client.claim import ClaimedJob
-from penstock.client.flow.handle import FlowHandle, SyncFlowHandle, SyncWhole
+from penstock.client.flow.handle import FlowHandle
 from penstock.client.flow.parts import Whole
 from penstock.client.handle import JobHandle
-from penstock.client.subscription import Subscription, SyncSubscription
-from penstock.client.sync import SyncApp, SyncClaimedJob, SyncDispatch, SyncJobHandle, SyncQueue, SyncTask
+from penstock.client.subscription import Subscription
+from penstock.client.sync import (
+    SyncApp,
+    SyncClaimedJob,
+    SyncDispatch,
+    SyncFlowHandle,
+    SyncJobHandle,
+    SyncQueue,
+    SyncSubscription,
+    SyncWhole,
+)
 from penstock.client.task import Dispatch
 from penstock.testing.harness import Harness, SyncHarness
 from tests.client.spy import Spy, spy_on
@@ -301,7 +310,7 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
         ),
     ),
     Queue: (SyncQueue, frozenset({"sync"})),
-    Task: (SyncTask, frozenset({"sync"})),
+    Task: (SyncDispatch, frozenset({"sync", "task"})),
     Dispatch: (SyncDispatch, frozenset({"sync", "task"})),
     JobHandle: (SyncJobHandle, frozenset({"source"})),
     ClaimedJob: (SyncClaimedJob, frozenset()),

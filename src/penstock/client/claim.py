@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.client.hints import Hinting
-from penstock.client.info import Child, add_children, read_children
+from penstock.client.info import Child, Field, add_children, moment_field, read_children, ref_field
+from penstock.client.situation import instant
 from penstock.core.job import EMPTY_EXTRAS, Extras, Lease, Policy
 from penstock.core.limits import amounts as in_millionths
-from penstock.core.names import check_step, ref_of
+from penstock.core.names import check_step
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
 from penstock.core.text import get_logger, storable_value, text_of
 from penstock.core.units import Duration, milliseconds
@@ -52,60 +53,34 @@ class Signal(NamedTuple):
 class LeasedJob(Hinting):
     """The fields that a worker's ``JobContext`` and a ``ClaimedJob`` share."""
 
-    __slots__ = ("_lease",)
+    __slots__ = ()
     hints_for = "job context"
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    _lease: Lease
 
-    @property
-    def id(self) -> str:
-        return self._lease.id
-
-    @property
-    def task(self) -> str:
-        """Return the name of the task; empty for a payload without a task."""
-        return self._lease.options.task
-
-    @property
-    def run(self) -> int:
-        """Return the number of this run, from 1. Snoozed and released runs count, too."""
-        return self._lease.run
-
-    @property
-    def failures(self) -> int:
-        """Return the number of failed runs before this one."""
-        return self._lease.failures
-
-    @property
-    def attempts(self) -> int:
-        """Return the number of failures after which the job fails for good."""
-        return self._lease.options.attempts
-
-    @property
-    def token(self) -> int:
-        """Return the fencing token of this run, for your own stores. It rises with every claim of the queue."""
-        return self._lease.token
+    id = Field[str]("_lease.id")
+    task = Field[str]("_lease.options.task")
+    """The name of the task; empty for a payload without a task."""
+    run = Field[int]("_lease.run")
+    """The number of this run, from 1. Snoozed and released runs count, too."""
+    failures = Field[int]("_lease.failures")
+    """The number of failed runs before this one."""
+    attempts = Field[int]("_lease.options.attempts")
+    """The number of failures after which the job fails for good."""
+    token = Field[int]("_lease.token")
+    """The fencing token of this run, for your own stores. It rises with every claim of the queue."""
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Return the headers, for middleware and handlers."""
         return self._extras.headers or {}
 
-    @property
-    def group(self) -> str:
-        """Return the key of the jobs that share its limits; empty if there is none."""
-        return self._extras.group
-
-    @property
-    def cost(self) -> int:
-        """Return the tokens that it takes from the bucket of its group."""
-        return self._extras.cost
-
-    @property
-    def step(self) -> str:
-        """Return the step of the last ``Snooze`` or ``Suspend``; empty before the first."""
-        return self._extras.step
+    group = Field[str]("_extras.group")
+    """The key of the jobs that share its limits; empty if there is none."""
+    cost = Field[int]("_extras.cost")
+    """The tokens that it takes from the bucket of its group."""
+    step = Field[str]("_extras.step")
+    """The step of the last ``Snooze`` or ``Suspend``; empty before the first."""
 
     @property
     def signal(self) -> Signal | None:
@@ -113,29 +88,18 @@ class LeasedJob(Hinting):
         data = self._lease.signal
         return None if data is None else Signal(self._extras.received, data)
 
-    @property
-    def timed_out(self) -> bool:
-        """Return whether its last suspension timed out."""
-        return self._extras.timed_out
+    timed_out = Field[bool]("_extras.timed_out")
+    """True if its last suspension timed out."""
 
     @property
     def _extras(self) -> Extras:
         return self._lease.extras or EMPTY_EXTRAS
 
-    @property
-    def scheduler(self) -> str:
-        """Return the name of the scheduler that made it; empty if there is none."""
-        return self._lease.extras.scheduler if self._lease.extras else ""
-
-    @property
-    def scheduled_for(self) -> datetime | None:
-        """Return the slot of its scheduler, even if the job runs later."""
-        slot_ms = self._lease.extras.slot_ms if self._lease.extras else 0
-        return datetime.fromtimestamp(slot_ms / 1000, UTC) if slot_ms else None
-
-    @property
-    def enqueued_at(self) -> datetime:
-        return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
+    scheduler = Field[str]("_extras.scheduler")
+    """The name of the scheduler that made it; empty if there is none."""
+    scheduled_for = moment_field("_extras.slot_ms")
+    """The slot of its scheduler, even if the job runs later."""
+    enqueued_at = Field[datetime](lambda job: instant(job._lease.enqueued_at_ms))
 
 
 def encode_progress(value: Any) -> bytes:
@@ -178,6 +142,7 @@ class ClaimedJob(LeasedJob):
     """
 
     __slots__ = (
+        "_lease",
         "_lease_ms",
         "_payload",
         "_session",
@@ -191,7 +156,7 @@ class ClaimedJob(LeasedJob):
     def __init__(
         self, source: JobCodec, session: Session, lease: Lease, *, lease_ms: int, worker: str
     ) -> None:
-        super().__init__(lease)
+        self._lease = lease
         self._source = source
         self._session = session
         self._lease_ms = lease_ms
@@ -205,14 +170,9 @@ class ClaimedJob(LeasedJob):
     def __repr__(self) -> str:
         return f"<ClaimedJob {self.ref} run {self.run}>"
 
-    @property
-    def queue(self) -> str:
-        return self._source.queue
-
-    @property
-    def ref(self) -> str:
-        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
-        return ref_of(self.queue, self.id)
+    queue = Field[str]("_source.queue")
+    ref = ref_field()
+    """Queue and id as one string: ``app.job(ref)`` accepts it."""
 
     @property
     def payload(self) -> Any:

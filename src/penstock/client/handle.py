@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from penstock.client.causes import Reason
 from penstock.client.events import EventTypes, Filter, job_events
 from penstock.client.hints import Hinting, refuse_keywords
-from penstock.client.info import Child, JobInfo, add_children, read_children
+from penstock.client.info import Child, Field, JobInfo, add_children, read_children, ref_field
 from penstock.client.optionvalues import whole_number
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.core.names import check_signal, ref_of
+from penstock.core.names import check_signal
 from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import (
     JobCancelled,
@@ -68,19 +68,12 @@ class JobHandle(Hinting, Generic[R]):
     def __repr__(self) -> str:
         return f"<JobHandle {self.ref} {self.status or 'known id'}>"
 
-    @property
-    def queue(self) -> str:
-        return self._source.queue
+    queue = Field[str]("_source.queue")
+    ref = ref_field()
+    """Queue and id as one string: ``app.job(ref)`` accepts it."""
 
-    @property
-    def ref(self) -> str:
-        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
-        return ref_of(self.queue, self.id)
-
-    @property
-    def source(self) -> JobCodec:
-        """Return the codec of the job. Internal."""
-        return self._source
+    source = Field["JobCodec"]("_source")
+    """The codec of the job. Internal."""
 
     @property
     def status(self) -> EnqueueStatus | None:

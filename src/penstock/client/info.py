@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar
 
 import msgspec
 
 from penstock.client.causes import Reason
 from penstock.client.limits import in_units
 from penstock.client.session import store_options
-from penstock.client.situation import commands_from_code
+from penstock.client.situation import commands_from_code, instant
 from penstock.client.why import explain
 from penstock.core.flow import DependencyRecord, DependencyState
-from penstock.core.job import EMPTY_EXTRAS, Policy
+from penstock.core.job import EMPTY_EXTRAS, Extras, Policy
+from penstock.core.lifecycle import State
 from penstock.core.names import ref_of
+from penstock.core.outcome import Failure
 from penstock.errors import SerializationError
 
 if TYPE_CHECKING:
@@ -23,9 +26,33 @@ if TYPE_CHECKING:
     from penstock.client.flow.parts import Part
     from penstock.client.handle import JobHandle
     from penstock.core.job import Job
-    from penstock.core.lifecycle import State
-    from penstock.core.outcome import Failure
     from penstock.storage.values import WorkerRecord
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Field(property, Generic[T_co]):
+    """A read-only property: the attribute at a path, ``Field[int]("raw.runs")``, or what a function returns."""
+
+    def __init__(self, read: str | Callable[[Any], T_co]) -> None:
+        super().__init__(attrgetter(read) if isinstance(read, str) else read, doc="")
+
+    if TYPE_CHECKING:
+
+        def __get__(self, of: object, owner: type[Any] | None = None) -> T_co: ...  # type: ignore[override]
+        def __set__(self, of: object, value: Never) -> None: ...
+
+
+def ref_field() -> Field[str]:
+    """Return the field ``ref`` of an object with a ``queue`` and an ``id``."""
+    return Field(lambda job: ref_of(job.queue, job.id))
+
+
+def moment_field(path: str) -> Field[datetime | None]:
+    """Return a field for the milliseconds at ``path``: an instant, or ``None`` for 0."""
+    read = attrgetter(path)
+    return Field(lambda of: instant(ms) if (ms := read(of)) else None)
 
 
 _PLAIN: Final = (
@@ -52,23 +79,13 @@ class JobInfo:
         task = f" {self.task}" if self.task else ""
         return f"<JobInfo {self.ref}{task} {self.state}>"
 
-    @property
-    def id(self) -> str:
-        return self.raw.id
+    id = Field[str]("raw.id")
+    queue = Field[str]("raw.queue")
+    ref = ref_field()
+    """Queue and id as one string: ``app.job(ref)`` accepts it."""
 
-    @property
-    def queue(self) -> str:
-        return self.raw.queue
-
-    @property
-    def ref(self) -> str:
-        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
-        return ref_of(self.queue, self.id)
-
-    @property
-    def task(self) -> str:
-        """Return the name of the task; empty for a payload without a task."""
-        return self.raw.options.task
+    task = Field[str]("raw.options.task")
+    """The name of the task; empty for a payload without a task."""
 
     def as_dict(self, *, traceback: bool = False) -> dict[str, Any]:
         """Return the fields as plain values, for JSON. Times are ``datetime``s; other special values are text.
@@ -92,9 +109,7 @@ class JobInfo:
         with commands_from_code(store_options(app.named)):
             return await explain(await app.connect(), self.raw)
 
-    @property
-    def state(self) -> State:
-        return self.raw.state
+    state = Field[State]("raw.state")
 
     @property
     def payload(self) -> Any:
@@ -105,10 +120,8 @@ class JobInfo:
         """Return the result of the job; ``None`` until it completes."""
         return self._source.decode_result(self.raw.result)
 
-    @property
-    def failure(self) -> Failure | None:
-        """Return the last failure, with ``type``, ``message`` and ``traceback``; ``None`` if no run failed."""
-        return self.raw.failure
+    failure = Field[Failure | None]("raw.failure")
+    """The last failure, with ``type``, ``message`` and ``traceback``; ``None`` if no run failed."""
 
     @property
     def progress(self) -> Any:
@@ -118,137 +131,79 @@ class JobInfo:
     @property
     def usage(self) -> dict[str, float]:
         """Return the usage that its runs reported."""
-        return in_units(self.raw.extras.usage if self.raw.extras else None)
+        return in_units(self._extras.usage)
 
-    @property
-    def priority(self) -> int:
-        return self.raw.priority
-
-    @property
-    def runs(self) -> int:
-        return self.raw.runs
-
-    @property
-    def failures(self) -> int:
-        return self.raw.failures
-
-    @property
-    def attempts(self) -> int:
-        """Return the number of failures after which the job fails for good."""
-        return self.raw.options.attempts
-
-    @property
-    def stalls(self) -> int:
-        return self.raw.stalls
-
-    @property
-    def worker(self) -> str:
-        return self.raw.worker
-
-    @property
-    def blocked_by(self) -> str:
-        """Return what a blocked job waits for: ``group``, ``children`` or ``signal``."""
-        return self.raw.blocked_by
-
-    @property
-    def group(self) -> str:
-        """Return the key of the jobs that share its limits; empty if there is none."""
-        return self.raw.extras.group if self.raw.extras else ""
-
-    @property
-    def cost(self) -> int:
-        """Return the tokens that it takes from the bucket of its group."""
-        return (self.raw.extras or EMPTY_EXTRAS).cost
-
-    @property
-    def step(self) -> str:
-        """Return the step of its next run; empty before the first step."""
-        return self.raw.extras.step if self.raw.extras else ""
+    priority = Field[int]("raw.priority")
+    runs = Field[int]("raw.runs")
+    failures = Field[int]("raw.failures")
+    attempts = Field[int]("raw.options.attempts")
+    """The number of failures after which the job fails for good."""
+    stalls = Field[int]("raw.stalls")
+    worker = Field[str]("raw.worker")
+    blocked_by = Field[str]("raw.blocked_by")
+    """What a blocked job waits for: ``group``, ``children`` or ``signal``."""
+    group = Field[str]("_extras.group")
+    """The key of the jobs that share its limits; empty if there is none."""
+    cost = Field[int]("_extras.cost")
+    """The tokens that it takes from the bucket of its group."""
+    step = Field[str]("_extras.step")
+    """The step of its next run; empty before the first step."""
 
     @property
     def awaits(self) -> str:
         """Return the signal that a suspended job waits for; empty if it is not suspended."""
-        return self.raw.extras.awaits if self.raw.extras and self.raw.blocked_by == "signal" else ""
+        return self._extras.awaits if self.blocked_by == "signal" else ""
 
     @property
     def awaits_until(self) -> datetime | None:
         """Return when the suspension times out; ``None`` for never, or if it is not suspended."""
-        return _instant(self.raw.extras.awaits_until_ms) if self.awaits and self.raw.extras else None
+        until_ms = self._extras.awaits_until_ms
+        return instant(until_ms) if self.awaits and until_ms else None
 
     @property
     def holds(self) -> Mapping[str, timedelta]:
         """Return the consumers that keep the finished job, each with its maximum time."""
-        holds = (self.raw.extras and self.raw.extras.holds) or {}
+        holds = self._extras.holds or {}
         return {consumer: timedelta(milliseconds=ms) for consumer, ms in holds.items()}
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Return the headers, for middleware and handlers."""
-        extras = self.raw.extras
-        return (extras and extras.headers) or {}
+        return self._extras.headers or {}
 
-    @property
-    def scheduler(self) -> str:
-        """Return the name of the scheduler that made it; empty if there is none."""
-        return self.raw.extras.scheduler if self.raw.extras else ""
+    scheduler = Field[str]("_extras.scheduler")
+    """The name of the scheduler that made it; empty if there is none."""
 
-    @property
-    def scheduled_for(self) -> datetime | None:
-        """Return the slot of its scheduler."""
-        return _instant(self.raw.extras.slot_ms) if self.raw.extras else None
+    scheduled_for = moment_field("_extras.slot_ms")
+    """The slot of its scheduler."""
+    flow = Field[str]("_extras.flow")
+    """Its flow; empty if there is none."""
 
-    @property
-    def flow(self) -> str:
-        """Return its flow; empty if there is none."""
-        return self.raw.extras.flow if self.raw.extras else ""
-
-    @property
-    def has_children(self) -> bool:
-        """Return whether it waits or waited for other jobs. ``handle.children()`` returns them."""
-        return bool(self.raw.extras and self.raw.extras.has_dependencies)
+    has_children = Field[bool]("_extras.has_dependencies")
+    """True if it waits or waited for other jobs. ``handle.children()`` returns them."""
 
     @property
     def dependents(self) -> list[tuple[str, str]]:
         """Return queue and id of the jobs of its flow that wait for it."""
-        extras = self.raw.extras
-        return [(job.queue, job.id) for job in (extras and extras.dependents) or ()]
+        return [(job.queue, job.id) for job in self._extras.dependents or ()]
 
     @property
-    def cancelling(self) -> bool:
-        """Return whether the active job was asked to stop."""
-        return self.raw.cancelling
+    def _extras(self) -> Extras:
+        return self.raw.extras or EMPTY_EXTRAS
 
-    @property
-    def has_rerun(self) -> bool:
-        """Return whether a rerun waits behind this active job."""
-        return self.raw.has_rerun
-
-    @property
-    def enqueued_at(self) -> datetime | None:
-        return _instant(self.raw.enqueued_at_ms)
-
-    @property
-    def run_at(self) -> datetime | None:
-        """Return when the job is or was due."""
-        return _instant(self.raw.run_at_ms)
-
-    @property
-    def claimed_at(self) -> datetime | None:
-        return _instant(self.raw.claimed_at_ms)
-
-    @property
-    def finished_at(self) -> datetime | None:
-        return _instant(self.raw.finished_at_ms)
-
-    @property
-    def expires_at(self) -> datetime | None:
-        """Return when its ttl ends."""
-        return _instant(self.raw.expires_at_ms)
-
-    @property
-    def kept_until(self) -> datetime | None:
-        """Return when the finished job is deleted."""
-        return _instant(self.raw.kept_until_ms)
+    cancelling = Field[bool]("raw.cancelling")
+    """True if the active job was asked to stop."""
+    has_rerun = Field[bool]("raw.has_rerun")
+    """True if a rerun waits behind this active job."""
+    enqueued_at = moment_field("raw.enqueued_at_ms")
+    run_at = moment_field("raw.run_at_ms")
+    """When the job is or was due."""
+    claimed_at = moment_field("raw.claimed_at_ms")
+    finished_at = moment_field("raw.finished_at_ms")
+    expires_at = moment_field("raw.expires_at_ms")
+    """When its ttl ends."""
+    kept_until = moment_field("raw.kept_until_ms")
+    """When the finished job is deleted."""
 
 
 def _readable(read: Callable[[], Any], raw: bytes) -> Any:
@@ -274,9 +229,7 @@ class WorkerInfo:
     def __repr__(self) -> str:
         return f"<WorkerInfo {self.id} seen {self.raw.age_ms} ms ago>"
 
-    @property
-    def id(self) -> str:
-        return self.raw.id
+    id = Field[str]("raw.id")
 
     @property
     def info(self) -> dict[str, Any]:
@@ -284,10 +237,8 @@ class WorkerInfo:
         described: dict[str, Any] = msgspec.json.decode(self.raw.info) if self.raw.info else {}
         return described
 
-    @property
-    def dead(self) -> bool:
-        """Return whether its process is known to be dead; false if the store does not know."""
-        return self.raw.dead
+    dead = Field[bool]("raw.dead")
+    """True if its process is known to be dead; false if the store does not know."""
 
     @property
     def host(self) -> str:
@@ -304,16 +255,12 @@ class WorkerInfo:
 
     @property
     def seen_at(self) -> datetime:
-        return datetime.fromtimestamp(self.raw.seen_at_ms / 1000, UTC)
+        return instant(self.raw.seen_at_ms)
 
     @property
     def age(self) -> timedelta:
         """Return the time since its last heartbeat, by the clock of the store."""
         return timedelta(milliseconds=self.raw.age_ms)
-
-
-def _instant(ms: int) -> datetime | None:
-    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
 
 
 class Child:
@@ -328,38 +275,23 @@ class Child:
     def __repr__(self) -> str:
         return f"<Child {self.ref} {self.state}>"
 
-    @property
-    def queue(self) -> str:
-        return self.raw.queue
+    queue = Field[str]("raw.queue")
+    id = Field[str]("raw.id")
+    ref = ref_field()
+    """Queue and id as one string: ``app.job(ref)`` accepts it."""
 
-    @property
-    def id(self) -> str:
-        return self.raw.id
-
-    @property
-    def ref(self) -> str:
-        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
-        return ref_of(self.queue, self.id)
-
-    @property
-    def state(self) -> DependencyState:
-        """Return ``pending``, ``completed``, ``failed``, ``cancelled`` or ``removed``."""
-        return self.raw.state
-
-    @property
-    def policy(self) -> Policy:
-        """Return what its failure does to the waiting job."""
-        return self.raw.policy
+    state = Field[DependencyState]("raw.state")
+    """``pending``, ``completed``, ``failed``, ``cancelled`` or ``removed``."""
+    policy = Field[Policy]("raw.policy")
+    """What its failure does to the waiting job."""
 
     @property
     def result(self) -> Any:
         """Return its result, decoded with the app's serde; ``None`` unless it completed."""
         return None if self.raw.result is None else self._source.decode_result(self.raw.result)
 
-    @property
-    def failure(self) -> Failure | None:
-        """Return its failure, or ``None``."""
-        return self.raw.failure
+    failure = Field[Failure | None]("raw.failure")
+    """Its failure, or ``None``."""
 
 
 async def read_children(source: JobCodec, id: str) -> list[Child]:

@@ -1,6 +1,6 @@
-"""The event loop thread on which synchronous code runs its calls, one per process.
+"""The event loop thread on which synchronous code runs its calls, one per process, and what sync faces are made of.
 
-It starts on first use and ends at exit. A forked child starts its own.
+The thread starts on first use and ends at exit. A forked child starts its own.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from functools import update_wrapper
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from penstock.errors import PenstockError
 
+A = TypeVar("A")
+B = TypeVar("B")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Q = ParamSpec("Q")
+
+_END: Final = object()
 
 
 class _LoopThread:
@@ -112,3 +119,60 @@ def _begin_afresh() -> None:
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_begin_afresh)
+
+
+class Face(Generic[T_co]):
+    """The sync face of ``_target``."""
+
+    __slots__ = ("_target",)
+
+    def __init__(self, target: T_co) -> None:
+        self._target = target
+
+    def __repr__(self) -> str:
+        return f"{self._target!r}.sync"
+
+
+@overload
+def as_sync(
+    method: Callable[Concatenate[A, Q], Coroutine[Any, Any, B]],
+) -> Callable[Concatenate[Face[A], Q], B]: ...
+@overload
+def as_sync(
+    method: Callable[Concatenate[A, Q], Coroutine[Any, Any, B]], wrap: Callable[[B], T]
+) -> Callable[Concatenate[Face[A], Q], T]: ...
+def as_sync(
+    method: Callable[Concatenate[A, Q], Coroutine[Any, Any, Any]], wrap: Callable[[Any], Any] | None = None
+) -> Callable[Concatenate[Face[A], Q], Any]:
+    """Return ``method`` for the face of its object: same arguments, without ``await``. ``wrap`` converts the result."""
+
+    def call(face: Face[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Any:
+        result = run(method(face._target, *args, **kwargs))
+        return result if wrap is None else wrap(result)
+
+    return update_wrapper(call, method)
+
+
+def as_sync_iterator(
+    method: Callable[Concatenate[A, Q], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Face[A], Q], Generator[T, None, None]]:
+    """Return ``method`` for the face of its object, as a generator. The loop thread fetches each item when needed."""
+
+    def call(face: Face[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Generator[T, None, None]:
+        return _iterate(method(face._target, *args, **kwargs))
+
+    return update_wrapper(call, method)
+
+
+def _iterate(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    async def fetch_next() -> T | object:
+        return await anext(items, _END)
+
+    async def close() -> None:
+        await items.aclose()
+
+    try:
+        while (item := run(fetch_next())) is not _END:
+            yield item  # type: ignore[misc]  # _END is gone
+    finally:
+        run(close())

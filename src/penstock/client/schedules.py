@@ -6,15 +6,17 @@ The store keeps them, and every worker fires them. ``app.schedule`` and ``queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec.structs import replace
 
 from penstock.client.firing import job_of_slot
 from penstock.client.handle import JobHandle
+from penstock.client.info import Field, moment_field
 from penstock.client.options import refuse_unknown
 from penstock.client.optionvalues import epoch_ms, whole_number
+from penstock.client.situation import instant
 from penstock.client.task import JobSpec, Task
 from penstock.core.names import check_scheduler
 from penstock.core.schedule import (
@@ -154,9 +156,7 @@ class SchedulerInfo:
     def __repr__(self) -> str:
         return f"<SchedulerInfo {self.queue}/{self.name} {self.when}{', paused' if self.paused else ''}>"
 
-    @property
-    def name(self) -> str:
-        return self.raw.name
+    name = Field[str]("raw.name")
 
     @property
     def when(self) -> str:
@@ -169,50 +169,29 @@ class SchedulerInfo:
             case AfterCompletion(delay_ms):
                 return f"{describe(delay_ms)} after completion"
 
-    @property
-    def next(self) -> datetime | None:
-        """Return the next slot; ``None`` if there is none, or if it depends on the end of the running job."""
-        return _instant(self.raw.next_ms)
-
-    @property
-    def paused(self) -> bool:
-        return self.raw.paused
-
-    @property
-    def fired(self) -> int:
-        """Return the number of fired slots since it was created."""
-        return self.raw.fired
+    next = moment_field("raw.next_ms")
+    """The next slot; ``None`` if there is none, or if it depends on the end of the running job."""
+    paused = Field[bool]("raw.paused")
+    fired = Field[int]("raw.fired")
+    """The number of fired slots since it was created."""
 
     @property
     def ended(self) -> bool:
         """Return whether it has no more slots: its end has passed, or its limit is reached."""
         return not self.raw.next_ms and not self.raw.awaiting
 
-    @property
-    def last_job(self) -> str:
-        """Return the id of the job of the last slot; empty before the first."""
-        return self.raw.last_id
-
-    @property
-    def start(self) -> datetime | None:
-        return _instant(self.plan.schedule.start_ms)
-
-    @property
-    def end(self) -> datetime | None:
-        return _instant(self.plan.schedule.end_ms)
+    last_job = Field[str]("raw.last_id")
+    """The id of the job of the last slot; empty before the first."""
+    start = moment_field("plan.schedule.start_ms")
+    end = moment_field("plan.schedule.end_ms")
 
     @property
     def limit(self) -> int | None:
         return self.plan.schedule.limit or None
 
-    @property
-    def missed(self) -> Missed:
-        return self.plan.schedule.missed
-
-    @property
-    def task(self) -> str:
-        """Return the task of its jobs."""
-        return self.plan.job.options.task
+    missed = Field[Missed]("plan.schedule.missed")
+    task = Field[str]("plan.job.options.task")
+    """The task of its jobs."""
 
     def slots(self, count: int, *, after: datetime | None = None) -> list[datetime]:
         """Return the next slots of its schedule; empty for ``after_completion``."""
@@ -220,17 +199,9 @@ class SchedulerInfo:
         slots: list[datetime] = []
         at_ms = self.raw.next_ms - 1 if after is None else epoch_ms("after", after)
         while len(slots) < count and (slot_ms := self.plan.schedule.next_after(at_ms)) is not None:
-            slots.append(_datetime(slot_ms))
+            slots.append(instant(slot_ms))
             at_ms = slot_ms
         return slots
-
-
-def _instant(ms: int) -> datetime | None:
-    return _datetime(ms) if ms else None
-
-
-def _datetime(ms: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
 
 
 class _WithoutArguments(Protocol):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -229,7 +229,7 @@ def group_of(job: Job) -> str:
 
 def instant(ms: int) -> datetime:
     """Return an instant of the store in UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
 
 
 def at_second(ms: int) -> str:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from penstock.client.events import After, Filter, LogReader, Offsets, check_after, offset_of
-from penstock.client.loopthread import run
 from penstock.core.lifecycle import EventType
 from penstock.core.names import check_consumer, check_queue
 from penstock.core.text import get_logger, shown
@@ -27,6 +26,7 @@ from penstock.errors import EventsLost, InvalidOption, StorageUnavailable
 
 if TYPE_CHECKING:
     from penstock.client.app import App
+    from penstock.client.sync import SyncSubscription
     from penstock.core.event import Event, EventPage
     from penstock.storage.contract import Storage
 
@@ -149,6 +149,8 @@ class Subscription:
     @property
     def sync(self) -> SyncSubscription:
         """Return the same interface for synchronous code."""
+        from penstock.client.sync import SyncSubscription
+
         return SyncSubscription(self)
 
     async def _follow(self, storage: Storage, queue: str) -> None:
@@ -258,26 +260,6 @@ class Subscription:
             _log.exception(
                 "the handler of event %d (%s) of queue %s failed", event.seq, event.type, event.queue
             )
-
-
-class SyncSubscription:
-    """See ``Subscription``. ``run()`` blocks until another thread calls ``stop()``."""
-
-    __slots__ = ("_target", "on", "on_lost", "stop")
-
-    def __init__(self, target: Subscription) -> None:
-        self._target = target
-        self.on = target.on
-        self.on_lost = target.on_lost
-        self.stop = target.stop
-
-    @property
-    def positions(self) -> dict[str, int]:
-        return self._target.positions
-
-    def run(self) -> None:
-        """See ``Subscription.run``."""
-        run(self._target.run())
 
 
 async def _call(handler: Callable[..., Any], *args: Any) -> None:

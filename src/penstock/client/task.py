@@ -40,7 +40,7 @@ from penstock.errors import InvalidInput, InvalidOption
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import Serde
-    from penstock.client.sync import SyncDispatch, SyncTask
+    from penstock.client.sync import SyncDispatch
 
 
 P = ParamSpec("P")
@@ -106,8 +106,8 @@ class JobSpec(Hinting, Generic[R_co]):
 class Dispatch(Hinting, Generic[P, R]):
     """A task with options for its next jobs: ``send.options(id="x", priority=-1).enqueue(...)``.
 
-    Its methods take only the arguments of the function, so they have the types of the function, and a
-    parameter may have the same name as an option.
+    ``enqueue``, ``call``, ``job`` and ``partial`` take only the arguments of the function, so they have the types of
+    the function, and a parameter may have the same name as an option.
     """
 
     __slots__ = ("_fields", "_given", "_max_payload", "_options", "_source", "task")
@@ -128,7 +128,7 @@ class Dispatch(Hinting, Generic[P, R]):
         self._max_payload = source.app.max_payload
 
     def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
-        """Return a copy with these options set as well."""
+        """Return the task with these options for the next jobs, besides those set before; see ``DispatchOptions``."""
         refuse_unknown(options, DISPATCH, where=f"task {shown(self.task.name)}")
         if (wait := options.get("wait")) is not None:
             milliseconds(wait, what="wait")
@@ -143,7 +143,16 @@ class Dispatch(Hinting, Generic[P, R]):
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Enqueue one call. See ``Task.enqueue``."""
+        """Enqueue one call of the function. Concurrent calls travel together.
+
+        Takes exactly the function's arguments. Options of the job go to ``options``:
+        ``send.options(id="welcome-ada", delay="5m").enqueue("ada@example.org")``.
+
+        Raises:
+            InvalidInput: the arguments do not fit the function, or the payload is too large or cannot be
+                serialised. Nothing was written.
+            StorageError: the store did not accept the job.
+        """
         source = self._source
         job = self._build(args, kwargs, "enqueue")
         session = await source.app.session()
@@ -151,20 +160,31 @@ class Dispatch(Hinting, Generic[P, R]):
         return JobHandle(source, answer.id, answer)
 
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Enqueue one call and wait for its result; the option ``wait`` limits the wait. See ``Task.call``."""
+        """Enqueue one call and wait for its result: ``enqueue`` and ``result`` in one.
+
+        The option ``wait`` limits the wait: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the existing
+        job; a cached result returns immediately. Raises what ``enqueue`` and ``JobHandle.result`` raise.
+        """
         result: R = await call(self._source, self._build(args, kwargs, "call"), self._given.get("wait"))
         return result
 
     async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
-        """Enqueue many jobs with these options; options of a single job win. See ``Task.enqueue_many``."""
+        """Enqueue many jobs: ``send.enqueue_many([send.job("ada"), send.options(delay="5m").job("bob")])``.
+
+        Options of a single job win. All jobs are checked before the first is written. Each chunk of them is then
+        written as a whole or not at all. Raises what ``enqueue`` raises; a note says how many jobs were written.
+        """
         return await enqueue_many(self._source, self._new_jobs(jobs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
-        """Make one job for ``enqueue_many`` and flows. See ``Task.job``."""
+        """Make one job, for ``enqueue_many``, flows and schedules, without enqueueing it."""
         return JobSpec(self._source, self._build(args, kwargs, "job"), self)
 
     def partial(self: Dispatch[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
-        """Make one job of a flow whose first argument is a result. See ``Task.partial``."""
+        """Make one job of a flow whose first argument is the result of the job before it.
+
+        Takes the function's other arguments: ``chain(fetch.job(url), resize.partial(width=200))``.
+        """
         task = self.task
         if not task.signature.takes_first or isinstance(task.serde, Raw):
             raise InvalidInput(
@@ -241,11 +261,11 @@ class Dispatch(Hinting, Generic[P, R]):
         return job
 
 
-class Task(Hinting, Generic[P, R]):
+class Task(Dispatch[P, R]):
     """A function that you can call as usual, or enqueue for a worker to run.
 
-    ``@app.task`` makes it. ``func`` is the function, ``defaults`` are the options of its jobs.
-    ``enqueue``, ``call`` and ``job`` take exactly the arguments of the function; options go to ``options(...)``.
+    ``@app.task`` makes it. ``func`` is the function, ``defaults`` are the options of its jobs, unless ``options(...)``
+    sets others.
     """
 
     def __init__(
@@ -265,6 +285,10 @@ class Task(Hinting, Generic[P, R]):
         batching: Batching | None = None,
         retry_on: tuple[type[BaseException], ...] | None = None,
     ) -> None:
+        source = JobCodec(
+            app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
+        )
+        super().__init__(self, source, defaults, fields, {})
         update_wrapper(self, func)
         self.app = app
         self.func = func
@@ -279,10 +303,7 @@ class Task(Hinting, Generic[P, R]):
         self.fields = fields
         self.batching = batching
         self.retry_on = retry_on
-        self.source = JobCodec(
-            app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
-        )
-        self._plain: Dispatch[P, R] = Dispatch(self, self.source, defaults, fields, {})
+        self.source = source
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function here and now; no queue is involved."""
@@ -294,57 +315,6 @@ class Task(Hinting, Generic[P, R]):
     def __reduce__(self) -> str:
         # Unpickling imports it by name, like the function.
         return getattr(self.func, "__qualname__", self.name)
-
-    def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
-        """Return the task with options for the next jobs; see ``DispatchOptions`` for the list."""
-        return self._plain.options(**options)
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Enqueue one call of the function. Concurrent calls travel together.
-
-        Takes exactly the function's arguments. Options of the job go to ``options``:
-        ``send.options(id="welcome-ada", delay="5m").enqueue("ada@example.org")``.
-
-        Raises:
-            InvalidInput: the arguments do not fit the function, or the payload is too large or cannot be
-                serialised. Nothing was written.
-            StorageError: the store did not accept the job.
-        """
-        return await self._plain.enqueue(*args, **kwargs)
-
-    async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Enqueue one call and wait for its result: ``enqueue`` and ``result`` in one.
-
-        The option ``wait`` limits the wait: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the existing
-        job; a cached result returns immediately. Raises what ``enqueue`` and ``JobHandle.result`` raise.
-        """
-        return await self._plain.call(*args, **kwargs)
-
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
-        """Make one job, for ``enqueue_many``, flows and schedules, without enqueueing it."""
-        return self._plain.job(*args, **kwargs)
-
-    def partial(self: Task[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
-        """Make one job of a flow whose first argument is the result of the job before it.
-
-        Takes the function's other arguments: ``chain(fetch.job(url), resize.partial(width=200))``.
-        """
-        return self._plain.partial(*args, **kwargs)
-
-    async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
-        """Enqueue many jobs: ``send.enqueue_many([send.job("ada"), send.options(delay="5m").job("bob")])``.
-
-        All jobs are checked before the first is written. Each chunk of them is then written as a whole or not at all.
-        Raises what ``enqueue`` raises; a note says how many jobs were written.
-        """
-        return await self._plain.enqueue_many(jobs)
-
-    @property
-    def sync(self) -> SyncTask[P, R]:
-        """Return the same interface for synchronous code."""
-        from penstock.client.sync import SyncTask
-
-        return SyncTask(self)
 
 
 class FunctionTask(Task[P, R], Generic[P, R, Q, C]):

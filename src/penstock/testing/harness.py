@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias
 from weakref import WeakSet
 
 from penstock.client.app import App
-from penstock.client.loopthread import run
+from penstock.client.loopthread import Face, as_sync, run
 from penstock.client.session import Sessions
-from penstock.client.sync import Face, as_sync
 from penstock.core.lifecycle import OPEN
 from penstock.core.names import check_queue, uuid7
 from penstock.core.units import MAX_MS, Duration, milliseconds

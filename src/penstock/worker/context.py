@@ -122,10 +122,10 @@ class JobContext(LeasedJob):
     """
 
     __penstock_context__ = True
-    __slots__ = ("_link", "queue")
+    __slots__ = ("_lease", "_link", "queue")
 
     def __init__(self, lease: Lease, queue: str, link: ContextLink) -> None:
-        super().__init__(lease)
+        self._lease = lease
         self._link = link
         self.queue = queue
 

@@ -7,15 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from penstock.client.flow.parts import Whole
 from penstock.client.hints import Hinting
-from penstock.client.info import JobInfo
+from penstock.client.info import Field, JobInfo, ref_field
 from penstock.client.limits import budget_of, in_units
-from penstock.client.loopthread import run
-from penstock.client.sync import Face, SyncJobHandle, as_sync
 from penstock.core.job import EnqueueStatus
 from penstock.core.lifecycle import State
-from penstock.core.names import ref_of
 from penstock.core.units import Duration
 from penstock.errors import InvalidOption
 
@@ -51,10 +47,8 @@ class FlowNode:
     def __repr__(self) -> str:
         return f"<FlowNode {self.ref} {self.state or 'unknown'}, {len(self.children)} children>"
 
-    @property
-    def ref(self) -> str:
-        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
-        return ref_of(self.queue, self.id)
+    ref = ref_field()
+    """Queue and id as one string: ``app.job(ref)`` accepts it."""
 
     @property
     def state(self) -> State | None:
@@ -112,15 +106,10 @@ class FlowHandle(Hinting, Generic[R_co]):
     def root(self) -> JobHandle[Any]:
         return self.ends[0]
 
-    @property
-    def ref(self) -> str:
-        """Return the ref of its root: ``app.flow(ref)`` accepts it."""
-        return self.root.ref
-
-    @property
-    def status(self) -> EnqueueStatus | None:
-        """Return the answer to the root's enqueue. Unless it is ``queued``, no job of the flow was enqueued."""
-        return self.root.status
+    ref = Field[str]("root.ref")
+    """The ref of its root: ``app.flow(ref)`` accepts it."""
+    status = Field[EnqueueStatus | None]("root.status")
+    """The answer to the root's enqueue. Unless it is ``queued``, no job of the flow was enqueued."""
 
     async def usage(self) -> dict[str, float]:
         """Return the usage that the jobs of the flow reported, in all queues this handle knows."""
@@ -240,55 +229,3 @@ def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[
         ids.append(node.id)
     if ids:
         yield queue, ids
-
-
-class SyncWhole(Hinting, Face[Whole[R_co]], Generic[R_co]):
-    """See ``Whole``."""
-
-    __slots__ = ()
-    hints_for = "flow"
-
-    def enqueue(self) -> SyncFlowHandle[R_co]:
-        """See ``Whole.enqueue``."""
-        return SyncFlowHandle(run(self._target.enqueue()))
-
-
-class SyncFlowHandle(Hinting, Face[FlowHandle[R_co]], Generic[R_co]):
-    """See ``FlowHandle``."""
-
-    __slots__ = ()
-    hints_for = "flow handle"
-
-    @property
-    def root(self) -> SyncJobHandle[Any]:
-        return SyncJobHandle(self._target.root)
-
-    @property
-    def ref(self) -> str:
-        return self._target.ref
-
-    @property
-    def ends(self) -> list[SyncJobHandle[Any]]:
-        return [SyncJobHandle(end) for end in self._target.ends]
-
-    @property
-    def jobs(self) -> list[SyncJobHandle[Any]]:
-        return [SyncJobHandle(job) for job in self._target.jobs]
-
-    @property
-    def names(self) -> dict[str, SyncJobHandle[Any]]:
-        return {name: SyncJobHandle(job) for name, job in self._target.names.items()}
-
-    @property
-    def status(self) -> EnqueueStatus | None:
-        return self._target.status
-
-    def result(self, timeout: Duration | None = None) -> R_co:
-        """See ``FlowHandle.result``."""
-        return run(self._target.result(timeout))
-
-    usage = as_sync(FlowHandle.usage)
-    set_budget = as_sync(FlowHandle.set_budget)
-    tree = as_sync(FlowHandle.tree)
-    cancel = as_sync(FlowHandle.cancel)
-    retry = as_sync(FlowHandle.retry)

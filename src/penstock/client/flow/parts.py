@@ -18,7 +18,8 @@ from penstock.core.text import shown
 from penstock.errors import InvalidInput, InvalidOption
 
 if TYPE_CHECKING:
-    from penstock.client.flow.handle import FlowHandle, SyncWhole
+    from penstock.client.flow.handle import FlowHandle
+    from penstock.client.sync import SyncWhole
 
 
 R = TypeVar("R")
@@ -55,7 +56,7 @@ class Whole(Hinting, Generic[R_co]):
     @property
     def sync(self) -> SyncWhole[R_co]:
         """Return the same for synchronous code."""
-        from penstock.client.flow.handle import SyncWhole
+        from penstock.client.sync import SyncWhole
 
         return SyncWhole(self)
 
