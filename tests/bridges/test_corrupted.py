@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from penstock.bridges.redis_work_queue import Cleaned, Item, WorkQueue
-from penstock.bridges.redis_work_queue.cleaning import Cleaner
+from penstock.bridges.redis_work_queue.layout import Cleaner
 from tests.bridges.peers import Peer
 
 

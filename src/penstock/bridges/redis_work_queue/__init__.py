@@ -14,8 +14,7 @@ if find_spec("hiredis") is None:
         name="hiredis",
     )
 
-from penstock.bridges.redis_work_queue.cleaning import Cleaned, Forwarded, forward
-from penstock.bridges.redis_work_queue.layout import Item
-from penstock.bridges.redis_work_queue.queue import Lengths, SyncWorkQueue, WorkQueue
+from penstock.bridges.redis_work_queue.layout import Cleaned, Item
+from penstock.bridges.redis_work_queue.queue import Forwarded, Lengths, SyncWorkQueue, WorkQueue, forward
 
 __all__ = ["Cleaned", "Forwarded", "Item", "Lengths", "SyncWorkQueue", "WorkQueue", "forward"]

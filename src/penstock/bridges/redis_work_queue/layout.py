@@ -1,17 +1,23 @@
-"""The layout of a work queue: its items, its keys and the Lua scripts, each of which is one atomic step.
+"""The layout of a work queue: its items, keys and Lua scripts, each of which is one atomic step; and its cleaners.
 
-``lua/prelude.lua`` describes the keys.
+``lua/prelude.lua`` describes the keys. The cleaners return the items that dead workers and cleaners left behind. Both
+check twice, ``grace`` apart, and act only on items without a holder at both checks. The published clients need several
+commands for one step: an item may have been taken but not yet marked as leased, or completed but its data not yet
+removed. Acting at that moment would lose nothing, but hand out the item twice, or leave the id of a finished item in
+the queue.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from penstock.client.codec import Json
 from penstock.core.names import uuid7
@@ -177,3 +183,94 @@ async def run_script(
             if error.code != "NOSCRIPT":
                 raise
     raise AssertionError("EVAL cannot answer NOSCRIPT")
+
+
+T = TypeVar("T")
+
+_PAGE: Final = 1000
+_ACTS_AT_ONCE: Final = 50
+# Each id takes a walk along the whole queue; short calls let other clients in between.
+_WALKS_AT_ONCE: Final = 4
+
+
+class Cleaned(NamedTuple):
+    """The result of a clean."""
+
+    returned: int = 0
+    """Items returned to the end of the queue."""
+    dropped: int = 0
+    """Entries removed from lists because their item does not exist."""
+    surplus: int = 0
+    """Entries removed from the queue because their item had more than one; only by a deep clean."""
+
+
+@dataclass(frozen=True)
+class Cleaner:
+    """One clean of the queue behind ``router``. Any number may run in parallel with workers and other cleaners."""
+
+    router: Router
+    keys: Keys
+    grace_ms: int
+
+    async def clean_lightly(self) -> Cleaned:
+        """Check the items being processed, and those that another cleaner was handling."""
+        listed = await self._listed()
+        return await self._reclaim(listed, strays=set())
+
+    async def clean_deeply(self) -> Cleaned:
+        """Check every item and every entry."""
+        # In this order: an item added meanwhile is in a list but not among the items, which only costs a second check.
+        # The other way round it would look like an item in no list.
+        items = await self._items()
+        queue, listed = Counter(await self._entries(self.keys.queue)), await self._listed()
+        reclaimed = await self._reclaim(listed, strays=items.difference(queue, listed))
+        suspects = [id for id, count in queue.items() if count > 1 or id not in items]
+        dropped, surplus = await self._act("tidy", ids=suspects, at_once=_WALKS_AT_ONCE)
+        return Cleaned(reclaimed.returned, reclaimed.dropped + dropped, surplus)
+
+    async def _listed(self) -> set[bytes]:
+        """Return the ids that are being processed or cleaned."""
+        _, processing, cleaning = self.keys.lists
+        return {*await self._entries(processing), *await self._entries(cleaning)}
+
+    async def _entries(self, key: bytes) -> list[bytes]:
+        """Return a whole list in one call: page by page, entries would shift between pages."""
+        return cast(list[bytes], await self.router.call(key, "LRANGE", key, 0, -1))
+
+    async def _items(self) -> set[bytes]:
+        """Return the ids of all items that exist during the whole scan."""
+        keys, cursor, ids = self.keys, b"0", set[bytes]()
+        while True:
+            command = ("SCAN", cursor, "MATCH", keys.data_pattern, "COUNT", _PAGE, "TYPE", "string")
+            cursor, page = await self.router.call(keys.queue, *command)
+            ids.update(key[len(keys.data) :] for key in page)
+            if cursor == b"0":
+                return ids
+
+    async def _reclaim(self, listed: set[bytes], *, strays: set[bytes]) -> Cleaned:
+        abandoned: list[bytes] = []
+        for page in _chunks([*listed, *strays], _PAGE):
+            abandoned += await self._run("reclaim", b"look", *page)
+        if abandoned:
+            await self._wait_grace()
+        listed_ids = [id for id in abandoned if id in listed]
+        stray_ids = [id for id in abandoned if id in strays]
+        returned, dropped = await self._act("reclaim", b"listed", ids=listed_ids, at_once=_ACTS_AT_ONCE)
+        returned_strays, _ = await self._act("reclaim", b"stray", ids=stray_ids, at_once=_WALKS_AT_ONCE)
+        return Cleaned(returned + returned_strays, dropped)
+
+    async def _wait_grace(self) -> None:
+        await asyncio.sleep(self.grace_ms / 1000)
+
+    async def _act(self, verb: Verb, *mode: bytes, ids: Sequence[bytes], at_once: int) -> tuple[int, int]:
+        """Run a script over ``ids`` in chunks, and add up the two numbers in each answer."""
+        answers = [await self._run(verb, *mode, *chunk) for chunk in _chunks(ids, at_once)]
+        return sum(first for first, _ in answers), sum(second for _, second in answers)
+
+    async def _run(self, verb: Verb, *args: bytes) -> list[Any]:
+        args = (self.keys.prefix, *args)
+        return cast(list[Any], await run_script(self.router, verb, keys=self.keys.lists, args=args))
+
+
+def _chunks(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]

@@ -22,13 +22,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
-from penstock.bridges.redis_work_queue.cleaning import Cleaned, Cleaner, Forwarded, forward
-from penstock.bridges.redis_work_queue.layout import Item, Keys, Verb, run_script, wire_id
-from penstock.client.loopthread import run
+from penstock.bridges.redis_work_queue.layout import Cleaned, Cleaner, Item, Keys, Verb, run_script, wire_id
 from penstock.client.session import PerLoop
+from penstock.client.sync import Face, as_sync
 from penstock.core.names import uuid7
 from penstock.core.units import Duration, milliseconds
-from penstock.errors import InvalidOption, StorageUnavailable
+from penstock.errors import InvalidInput, InvalidOption, StorageUnavailable
 from penstock.storage.valkey.client import ClientRouter
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.routers import Router, router_for
@@ -121,8 +120,6 @@ class WorkQueue:
     @property
     def sync(self) -> SyncWorkQueue:
         """Return the same queue for synchronous code."""
-        pass
-
         return SyncWorkQueue(self)
 
     async def add_item(self, item: Item) -> bool:
@@ -199,7 +196,7 @@ class WorkQueue:
 
         This includes items that a cleaner of the published clients was handling when it died. Run it about once per
         shortest lease. Its cost depends on the number of items in processing; if it finds any, it takes ``grace``
-        longer (see the module ``cleaning``).
+        longer (see the module ``layout``).
         """
         return await (await self._cleaner(grace)).clean_lightly()
 
@@ -252,8 +249,7 @@ class WorkQueue:
             return b""
 
     async def _cleaner(self, grace: Duration) -> Cleaner:
-        grace_ms = milliseconds(grace, what="grace")
-        return Cleaner(await self._server.router(), self._keys, grace_ms=grace_ms)
+        return Cleaner(await self._server.router(), self._keys, milliseconds(grace, what="grace"))
 
     async def _run(self, verb: Verb, *args: Arg, again: Again | None = None) -> Any:
         router = await self._server.router()
@@ -266,19 +262,62 @@ def _checked(prefix: bytes, pairs: list[bytes]) -> Again:
     return lambda: (prefix, b"checked", *pairs)
 
 
-# The sync face of a work queue: the same methods, run on the loop thread of the process (``loopthread``).
+class Forwarded(NamedTuple):
+    """The number of items enqueued, and of those whose id was already known."""
+
+    queued: int = 0
+    known: int = 0
 
 
-class SyncWorkQueue:
+async def forward(
+    source: WorkQueue,
+    target: Queue,
+    *,
+    payload: Callable[[Item], Any] = Item.json,
+    lease: Duration = "1m",
+    wait: Duration | None = None,
+    task: str = "",
+    **options: Unpack[JobOptions],
+) -> Forwarded:
+    """Lease item after item, enqueue each with its id as the job's id, then complete it.
+
+    No item is lost: an item is completed after its job was accepted, and a clean returns the items of a dead forwarder.
+    No item is doubled: a returned item finds its job by id, in whatever state, for as long as the job is kept
+    (``result_ttl``, default 1 h; make it longer than the lease and the interval of cleans). So an id that is added
+    again while its old job is kept counts as known; ``on_conflict`` can change that.
+
+    This runs until it is cancelled, or until no item arrives for ``wait``. Several may run in parallel. ``payload``
+    turns an item into a payload: its JSON, or ``lambda item: item.data`` for a queue with ``serde="raw"``. ``task`` and
+    further options are those of ``Queue.enqueue``.
+
+    Raise ``InvalidInput`` for an item that cannot become a job: it stays in the work queue, and is leased again when
+    its lease is over and a clean has returned it.
+    """
+    queued = known = 0
+    options.setdefault("on_conflict", "absent")
+    while (item := await source.lease(lease, wait=wait)) is not None:
+        try:
+            options["id"] = item.id
+            job = await target.enqueue(payload(item), task=task, **options)
+        except InvalidInput as error:
+            error.add_note(f"Item {item.id!r} stays in work queue {source.prefix!r}.")
+            raise
+        try:
+            await source.complete(item)
+        except StorageUnavailable:
+            # The item is completed, or returns and finds its job. If the server is away, the next lease raises.
+            pass
+        if job.status == "queued":
+            queued += 1
+        else:
+            known += 1
+    return Forwarded(queued, known)
+
+
+class SyncWorkQueue(Face[WorkQueue]):
     """See ``WorkQueue``. Any number of threads may use it."""
 
-    __slots__ = ("_target",)
-
-    def __init__(self, target: WorkQueue) -> None:
-        self._target = target
-
-    def __repr__(self) -> str:
-        return f"{self._target!r}.sync"
+    __slots__ = ()
 
     def __enter__(self) -> Self:
         return self
@@ -290,61 +329,15 @@ class SyncWorkQueue:
     def prefix(self) -> str:
         return self._target.prefix
 
-    def add_item(self, item: Item) -> bool:
-        """See ``WorkQueue.add_item``."""
-        return run(self._target.add_item(item))
-
-    def add_items(self, items: Iterable[Item]) -> list[bool]:
-        """See ``WorkQueue.add_items``."""
-        return run(self._target.add_items(items))
-
-    def add_unique_item(self, item: Item) -> None:
-        """See ``WorkQueue.add_unique_item``."""
-        run(self._target.add_unique_item(item))
-
-    def lease(self, lease: Duration, *, wait: Duration | None = None) -> Item | None:
-        """See ``WorkQueue.lease``."""
-        return run(self._target.lease(lease, wait=wait))
-
-    def complete(self, item: Item) -> bool:
-        """See ``WorkQueue.complete``."""
-        return run(self._target.complete(item))
-
-    def light_clean(self, *, grace: Duration = "1s") -> Cleaned:
-        """See ``WorkQueue.light_clean``."""
-        return run(self._target.light_clean(grace=grace))
-
-    def deep_clean(self, *, grace: Duration = "1s") -> Cleaned:
-        """See ``WorkQueue.deep_clean``."""
-        return run(self._target.deep_clean(grace=grace))
-
-    def queue_len(self) -> int:
-        """See ``WorkQueue.queue_len``."""
-        return run(self._target.queue_len())
-
-    def processing(self) -> int:
-        """See ``WorkQueue.processing``."""
-        return run(self._target.processing())
-
-    def lengths(self) -> Lengths:
-        """See ``WorkQueue.lengths``."""
-        return run(self._target.lengths())
-
-    def forward(
-        self,
-        target: Queue,
-        *,
-        payload: Callable[[Item], Any] = Item.json,
-        lease: Duration = "1m",
-        wait: Duration | None = None,
-        task: str = "",
-        **options: Unpack[JobOptions],
-    ) -> Forwarded:
-        """See ``forward``."""
-        return run(
-            forward(self._target, target, payload=payload, lease=lease, wait=wait, task=task, **options)
-        )
-
-    def close(self) -> None:
-        """See ``WorkQueue.close``."""
-        run(self._target.close())
+    add_item = as_sync(WorkQueue.add_item)
+    add_items = as_sync(WorkQueue.add_items)
+    add_unique_item = as_sync(WorkQueue.add_unique_item)
+    lease = as_sync(WorkQueue.lease)
+    complete = as_sync(WorkQueue.complete)
+    light_clean = as_sync(WorkQueue.light_clean)
+    deep_clean = as_sync(WorkQueue.deep_clean)
+    queue_len = as_sync(WorkQueue.queue_len)
+    processing = as_sync(WorkQueue.processing)
+    lengths = as_sync(WorkQueue.lengths)
+    forward = as_sync(forward)
+    close = as_sync(WorkQueue.close)
