@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 from penstock.client.session import Session
@@ -37,42 +38,14 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Verbs that make no job ready. A verb that is missing here only costs a needless check.
-_QUIET: Final = frozenset(
+# Verbs that may make a job ready. A verb too many only costs a needless check.
+_READYING: Final = frozenset(
     {
-        *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
-        *("announce", "lives"),
-        *(
-            "remove",
-            "remove_unchanged",
-            "unstage",
-            "pause",
-            "drain",
-            "clean",
-            "obliterate",
-            "configure",
-            "settings",
-            "check",
-        ),
-        *(
-            "get",
-            "list_jobs",
-            "scan_jobs",
-            "counts",
-            "queues",
-            "workers",
-            "clock",
-            "logs",
-            "read_entries",
-            "read_events",
-            "tail",
-        ),
-        *("schedulers", "pause_scheduler", "move_slot", "remove_scheduler", "dedup_of", "clear_dedup"),
-        *("hold_events", "release_events", "consumers", "open", "close", "shift_clock"),
+        *("enqueue", "enqueue_flows", "attach", "fire", "put_scheduler", "resume_scheduler"),
+        *("cancel", "change", "promote", "retry", "retry_all", "signal"),
+        *("limit", "remove_budget", "reset_usage", "resume", "set_budget"),
     }
 )
-
-
 # The pause between heartbeats of running handlers.
 _BEAT_S: Final = 0.02
 
@@ -109,7 +82,7 @@ class StandIn:
             if args and name != "shift_clock":
                 await self._clock.apply(self._storage, args[0])
             answer = await verb(*args, **kwargs)
-            if self._readied is not None and name not in _QUIET:
+            if self._readied is not None and name in _READYING:
                 await self._readied()
             return answer
 
@@ -181,31 +154,25 @@ def _waits_for_results(verb: str, args: tuple[Any, ...]) -> bool:
     return verb == "watch" or (verb == "enqueue" and any(job.notify for job in args[1]))
 
 
+@dataclass(eq=False)
 class Bench:
     """Runs and settles jobs on one event loop, with the options, handlers, middleware and listeners of ``worker``."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        storage: Storage,
-        clock: ManualClock,
-        *,
-        stubs: dict[str, Stub],
-        random: Callable[[], float],
-    ) -> None:
-        self._worker = worker
-        self._storage = storage
-        self._clock = clock
-        self._stubs = stubs
-        self._random = random
+    worker: Worker
+    storage: Storage
+    clock: ManualClock
+    stubs: dict[str, Stub]
+    random: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._over: dict[Run, asyncio.Future[None]] = {}
         self._errors: dict[int, BaseException] = {}
         self._served_queues: dict[str, ServedQueue] = {}
-        self._reporter = Reporter(storage, asyncio.get_running_loop())
-        layers = (self._note_errors, *worker.options.middleware, self._use_stubs)
-        self._handlers = make_handlers(worker, layers)
+        self._reporter = Reporter(self.storage, asyncio.get_running_loop())
+        layers = (self._note_errors, *self.worker.options.middleware, self._use_stubs)
+        self._handlers = make_handlers(self.worker, layers)
         self._executor = make_executor(
-            worker,
+            self.worker,
             self._handlers,
             reporter=self._reporter,
             finished=self._end,
@@ -214,18 +181,18 @@ class Bench:
 
     def at_once(self, queue: str) -> int:
         """Return how many jobs of a queue to claim at a time: one, unless a handler takes several."""
-        queue_handler = self._worker.handlers.by_queue.get(queue)
-        batchings = [task.batching for task in self._worker.app.tasks.values()]
+        queue_handler = self.worker.handlers.by_queue.get(queue)
+        batchings = [task.batching for task in self.worker.app.tasks.values()]
         batchings += [] if queue_handler is None else [queue_handler.batching]
         sizes = [batching.size for batching in batchings if batching is not None]
-        return min(max(sizes, default=1), self._worker.options.concurrency)
+        return min(max(sizes, default=1), self.worker.options.concurrency)
 
     def parted(self, queue: str, leases: Sequence[Lease]) -> list[list[Lease]]:
         """Return the leases in run order: each separately, those of one batch together."""
         parts: dict[str | int, list[Lease]] = {}
         for lease in leases:
-            task = self._worker.app.tasks.get(lease.options.task)
-            queue_handler = self._worker.handlers.by_queue.get(queue)
+            task = self.worker.app.tasks.get(lease.options.task)
+            queue_handler = self.worker.handlers.by_queue.get(queue)
             batching = task.batching if task else queue_handler.batching if queue_handler else None
             parts.setdefault(lease.token if batching is None else lease.options.task, []).append(lease)
         return list(parts.values())
@@ -234,7 +201,7 @@ class Bench:
         """Run leases concurrently, settle them in order, and return the runs."""
         now, served = time.monotonic(), self._served(queue)
         runs = [self._executor.prepare(served, lease, now) for lease in leases]
-        self._worker.recorder.started(runs)
+        self.worker.recorder.started(runs)
         for run in runs:
             self._over[run] = asyncio.get_running_loop().create_future()
         try:
@@ -248,7 +215,7 @@ class Bench:
 
     async def hold_leases(self, storage: Storage, ms: int) -> None:
         """Extend the leases of the current runs, so that none expires while ``ms`` pass."""
-        options = self._worker.options
+        options = self.worker.options
         for run in list(self._over):
             held = [Held(run.lease.id, run.lease.token)]
             lease_ms = min(options.lease_ms + ms, MAX_MS)
@@ -260,7 +227,7 @@ class Bench:
 
     def _start(self, run: Run) -> None:
         # The run's task copies these; no other code must see a predictable random source.
-        random_token, clock_token = chance.set(self._random), wall_clock.set(self._clock.now)
+        random_token, clock_token = chance.set(self.random), wall_clock.set(self.clock.now)
         try:
             self._executor.start(run)
         finally:
@@ -277,8 +244,8 @@ class Bench:
     async def _beat(self, runs: Sequence[Run]) -> None:
         if not runs:
             return
-        options, held = self._worker.options, [Held(run.lease.id, run.lease.token) for run in runs]
-        answers = await self._storage.extend(
+        options, held = self.worker.options, [Held(run.lease.id, run.lease.token) for run in runs]
+        answers = await self.storage.extend(
             runs[0].served.name, held, worker=options.id, lease_ms=options.lease_ms
         )
         aborts = {"cancel": Abort.CANCEL, "expired": Abort.EXPIRED, "lost": Abort.LOST}
@@ -290,11 +257,11 @@ class Bench:
         outcome, lease = run.outcome, run.lease
         error = self._errors.pop(lease.token, None)
         if outcome is None:
-            self._worker.recorder.stalled(run)
+            self.worker.recorder.stalled(run)
             return self._ran(run, "stalled", None, error)
         settlement = Settlement(lease.id, lease.token, outcome)
-        [answer] = (await self._storage.settle(run.served.name, [settlement])).answers
-        self._worker.recorder.settled([run], [answer])
+        [answer] = (await self.storage.settle(run.served.name, [settlement])).answers
+        self.worker.recorder.settled([run], [answer])
         name = event_name(run, answer.state) if answer.applied else "stalled"
         return self._ran(run, cast(RunOutcome, name), answer.state, error)
 
@@ -307,14 +274,14 @@ class Bench:
             run=lease.run,
             outcome=outcome,
             state=state,
-            at=self._clock.now(),
+            at=self.clock.now(),
             result=self._result(run, own) if isinstance(own, Complete) else None,
             error=error,
             failure=own.failure if isinstance(own, Fail) else None,
         )
 
     def _result(self, run: Run, outcome: Complete) -> Any:
-        app = self._worker.app
+        app = self.worker.app
         task = app.tasks.get(run.lease.options.task)
         source = app.queue(run.served.name)._source if task is None else task.source
         return source.decode_result(outcome.result)
@@ -337,14 +304,14 @@ class Bench:
             raise
 
     async def _use_stubs(self, context: JobContext, call_next: CallNext) -> Any:
-        stub = self._stubs.get(context.task)
+        stub = self.stubs.get(context.task)
         if stub is None:
             return await call_next()
-        return await stub.answer(arguments_of(self._worker.app.tasks[context.task], context.payload))
+        return await stub.answer(arguments_of(self.worker.app.tasks[context.task], context.payload))
 
     def _served(self, queue: str) -> ServedQueue:
         served = self._served_queues.get(queue)
         if served is None:
             served = self._served_queues[queue] = ServedQueue(queue)
-            served.reporter, served.app = self._reporter, self._worker.app
+            served.reporter, served.app = self._reporter, self.worker.app
         return served

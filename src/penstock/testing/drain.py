@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from penstock.client.firing import sweep
 from penstock.core.lifecycle import State
@@ -69,6 +70,7 @@ class ManualClock:
             await storage.shift_clock(queue, behind_ms)
 
 
+@dataclass(eq=False, kw_only=True)
 class Drain:
     """One call of ``drain`` or ``run_all``, on ``queues``, or on all queues if empty, including new ones.
 
@@ -76,29 +78,18 @@ class Drain:
     a queue the store decides the order.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        bench: Bench,
-        *,
-        clock: ManualClock,
-        recorder: Recorder,
-        worker: Worker,
-        queues: Sequence[str],
-        raise_failures: bool,
-        max_runs: int,
-        ran: Callable[[Ran], None],
-    ) -> None:
-        self._storage = storage
-        self._bench = bench
-        self._clock = clock
-        self._recorder = recorder
-        self._enqueue_chain = worker.app.enqueue_chain
-        self._take = Take(worker.options.id, 1, worker.options.lease_ms)
-        self._only = tuple(queues)
-        self._raise_failures = raise_failures
-        self._most = max_runs
-        self._ran = ran
+    storage: Storage
+    bench: Bench
+    clock: ManualClock
+    recorder: Recorder
+    worker: Worker
+    queues: Sequence[str]
+    raise_failures: bool
+    max_runs: int
+    ran: Callable[[Ran], None]
+    runs: list[Ran] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._claim_waits: dict[str, int | None] = {}
         self._sweep_waits: dict[str, int | None] = {}
         # The number of changes so far, and by queue the number when it was last empty.
@@ -106,7 +97,6 @@ class Drain:
         self._emptied: dict[str, int] = {}
         self._happened_at_jump = 0
         self._fruitless = 0
-        self.runs: list[Ran] = []
 
     async def due(self) -> None:
         """Run everything that is due now, and the jobs this leads to, until nothing can be claimed."""
@@ -120,12 +110,12 @@ class Drain:
 
     async def through(self, ms: int) -> None:
         """Run everything that falls due while ``ms`` pass, moving the clock from one moment to the next."""
-        end_ms = self._clock.moved_ms + ms
+        end_ms = self.clock.moved_ms + ms
         while True:
             await self.due()
             waits = [*self._claim_waits.values(), *self._sweep_waits.values()]
             wait_ms = min((wait for wait in waits if wait is not None), default=ms)
-            left_ms = end_ms - self._clock.moved_ms
+            left_ms = end_ms - self.clock.moved_ms
             if left_ms <= 0:
                 return
             self._jump(min(wait_ms, left_ms), most_ms=left_ms)
@@ -144,31 +134,31 @@ class Drain:
 
         Current runs on ``benches`` keep their leases: they may be waiting for this.
         """
-        end_ms = self._clock.moved_ms + most_ms
+        end_ms = self.clock.moved_ms + most_ms
         while await self._awaits_time(queue, id):
             waits = [wait_ms for wait_ms in self._claim_waits.values() if wait_ms is not None]
-            wait_ms, left_ms = min(waits, default=MAX_MS), end_ms - self._clock.moved_ms
+            wait_ms, left_ms = min(waits, default=MAX_MS), end_ms - self.clock.moved_ms
             if wait_ms > left_ms or self._fruitless > _MOST_FRUITLESS:
                 return
             for bench in benches:
-                await bench.hold_leases(self._storage, wait_ms)
+                await bench.hold_leases(self.storage, wait_ms)
             self._jump(wait_ms, most_ms=left_ms)
 
     async def _awaits_time(self, queue: str, id: str) -> bool:
         await self.due()
-        [job] = await self._storage.get(queue, [id])
+        [job] = await self.storage.get(queue, [id])
         return job is not None and (job.state is State.SCHEDULED or job.blocked_by == "children")
 
     def _jump(self, ms: int, *, most_ms: int = MAX_MS) -> None:
         # Double the step after each jump without effect: a store may report a moment slightly too early.
         self._fruitless = self._fruitless + 1 if self._happened == self._happened_at_jump else 0
         step_ms = max(ms, 1 << min(self._fruitless, 30)) if ms <= 1 else ms
-        self._clock.advance_ms(min(step_ms, most_ms))
+        self.clock.advance_ms(min(step_ms, most_ms))
         self._happened_at_jump = self._happened
         self._emptied.clear()
 
     async def _queues(self) -> Sequence[str]:
-        return self._only or await self._storage.queues()
+        return self.queues or await self.storage.queues()
 
     async def _empty(self, queue: str) -> None:
         await self._sweep(queue)
@@ -180,30 +170,31 @@ class Drain:
     async def _run_claimable(self, queue: str) -> bool:
         before = self._happened
         while True:
-            await self._recorder.look(self._storage, queue)
-            take = replace(self._take, count=self._bench.at_once(queue))
-            claimed = await self._storage.claim(queue, take)
+            await self.recorder.look(self.storage, queue)
+            options = self.worker.options
+            take = Take(options.id, self.bench.at_once(queue), options.lease_ms)
+            claimed = await self.storage.claim(queue, take)
             self._claim_waits[queue] = claimed.wait_ms
             if not claimed.leases:
                 return self._happened > before
             await self._run(queue, claimed.leases)
 
     async def _run(self, queue: str, leases: Sequence[Lease]) -> None:
-        parts = self._bench.parted(queue, leases)
+        parts = self.bench.parted(queue, leases)
         try:
             while parts:
-                ran = await self._bench.run(queue, parts.pop(0))
+                ran = await self.bench.run(queue, parts.pop(0))
                 self._happened += 1
                 self._note(ran)
         finally:
             left = [Settlement(lease.id, lease.token, Release()) for part in parts for lease in part]
             if left:  # a failure before them was raised
-                await self._storage.settle(queue, left)
+                await self.storage.settle(queue, left)
 
     async def _sweep(self, queue: str) -> bool:
         before, more = self._happened, True
         while more:
-            swept = await sweep(self._storage, queue, enqueue_chain=self._enqueue_chain)
+            swept = await sweep(self.storage, queue, enqueue_chain=self.worker.app.enqueue_chain)
             more = swept.more
             self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
             self._sweep_waits[queue] = swept.wait_ms
@@ -212,17 +203,17 @@ class Drain:
     def _note(self, ran: Sequence[Ran]) -> None:
         for run in ran:
             self.runs.append(run)
-            self._ran(run)
+            self.ran(run)
         for run in ran:
             self._check(run)
 
     def _check(self, run: Ran) -> None:
-        if len(self.runs) >= self._most:
+        if len(self.runs) >= self.max_runs:
             raise PenstockError(
                 f"stopped after {len(self.runs)} runs: does {run.task or 'a job'!r} of queue {run.queue!r} enqueue "
                 "itself again? Raise max_runs if you expect that many runs."
             )
-        if self._raise_failures and run.failure is not None and not isinstance(run.error, Retry):
+        if self.raise_failures and run.failure is not None and not isinstance(run.error, Retry):
             error = run.error or PenstockError(f"{run.failure.type}: {run.failure.message}")
             error.add_note(f"in run {run.run} of job {run.id!r} of queue {run.queue!r}")
             raise error
@@ -233,9 +224,9 @@ class Drain:
         for queue in await self._queues():
             wait_ms = self._claim_waits.get(queue)
             waits += [] if wait_ms is None else [wait_ms]
-            now_ms = round(self._clock.now().timestamp() * 1000)
+            now_ms = round(self.clock.now().timestamp() * 1000)
             for state in (State.WAITING, State.BLOCKED, State.ACTIVE):
-                page = await self._storage.list_jobs(queue, state, limit=1000)
+                page = await self.storage.list_jobs(queue, state, limit=1000)
                 moments = [at_ms for job in page.jobs for at_ms in _moments(job)]
                 waits += [max(at_ms - now_ms, 0) for at_ms in moments if at_ms > now_ms - _JUST_NOW_MS]
         return min(waits, default=None)

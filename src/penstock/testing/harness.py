@@ -31,73 +31,6 @@ if TYPE_CHECKING:
     from penstock.storage.values import Counts
 
 
-class Assertions:
-    """Assertions about enqueued jobs. Every accepted job counts, whatever its outcome; duplicates do not count."""
-
-    _recorder: Recorder
-
-    async def _storage(self) -> Storage:
-        """Return the store under the harness."""
-        raise NotImplementedError
-
-    async def enqueued(
-        self,
-        /,
-        task: Task[..., Any] | str | None = None,
-        *args: Any,
-        queue: str | None = None,
-        id: str | None = None,
-        delay: Duration | None = None,
-        priority: int | None = None,
-        payload: Any = None,
-        **kwargs: Any,
-    ) -> list[Recorded]:
-        """Return the jobs enqueued so far, in order; only those of a task, with these arguments, on a queue …
-
-        Omitted options and arguments match anything. Values are compared with ``==``, so ``unittest.mock.ANY`` works.
-        Pass an argument that has the name of an option here by position.
-        """
-        matches = matcher(
-            task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
-        )
-        storage = await self._storage()
-        for name in await storage.queues():
-            await self._recorder.look(storage, name)
-        return [job for job in self._recorder.jobs if matches(job)]
-
-    async def assert_enqueued(
-        self,
-        /,
-        task: Task[..., Any] | str | None = None,
-        *args: Any,
-        count: int | None = None,
-        **criteria: Any,
-    ) -> list[Recorded]:
-        """Fail the test unless a matching job was enqueued, or exactly ``count``. Takes the options of ``enqueued``."""
-        __tracebackhide__ = True
-        jobs = await self.enqueued(task, *args, **criteria)
-        if not jobs if count is None else len(jobs) != count:
-            number = "none was" if not jobs else f"{len(jobs)} were"
-            raise AssertionError(
-                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, criteria)} should have "
-                f"been enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
-            )
-        return jobs
-
-    async def refute_enqueued(
-        self, /, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any
-    ) -> None:
-        """Fail the test if a matching job was enqueued. Takes the options of ``enqueued``."""
-        __tracebackhide__ = True
-        await self.assert_enqueued(task, *args, count=0, **criteria)
-
-
-def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], criteria: dict[str, Any]) -> str:
-    name = "any task" if task is None else task if isinstance(task, str) else task.name
-    values = [*map(repr, args), *(f"{key}={value!r}" for key, value in criteria.items() if value is not None)]
-    return f"{name}({', '.join(values)})" if values else name
-
-
 Mode: TypeAlias = Literal["manual", "inline", "fake"]
 
 # The worker options that affect runs; the others are about claiming jobs.
@@ -112,7 +45,7 @@ SHARED_MEMORY: Final = "memory://penstock-testing"
 _under_test: Final[WeakSet[App]] = WeakSet()
 
 
-class Harness(Assertions):
+class Harness:
     """An app under test: in the block of ``with harness(app) as h`` or ``async with``, it has a fresh store in memory.
 
     ``manual``: jobs run when you call ``drain()`` or ``run_all()``. ``inline``: jobs run inside the call that makes
@@ -289,6 +222,57 @@ class Harness(Assertions):
 
     # Look
 
+    async def enqueued(
+        self,
+        /,
+        task: Task[..., Any] | str | None = None,
+        *args: Any,
+        queue: str | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        priority: int | None = None,
+        payload: Any = None,
+        **kwargs: Any,
+    ) -> list[Recorded]:
+        """Return the jobs enqueued so far, in order; only those of a task, with these arguments, on a queue …
+
+        Omitted options and arguments match anything. Values are compared with ``==``, so ``unittest.mock.ANY`` works.
+        Pass an argument that has the name of an option here by position.
+        """
+        matches = matcher(
+            task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
+        )
+        storage = await self._storage()
+        for name in await storage.queues():
+            await self._recorder.look(storage, name)
+        return [job for job in self._recorder.jobs if matches(job)]
+
+    async def assert_enqueued(
+        self,
+        /,
+        task: Task[..., Any] | str | None = None,
+        *args: Any,
+        count: int | None = None,
+        **criteria: Any,
+    ) -> list[Recorded]:
+        """Fail the test unless a matching job was enqueued, or exactly ``count``. Takes the options of ``enqueued``."""
+        __tracebackhide__ = True
+        jobs = await self.enqueued(task, *args, **criteria)
+        if not jobs if count is None else len(jobs) != count:
+            number = "none was" if not jobs else f"{len(jobs)} were"
+            raise AssertionError(
+                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, criteria)} should have "
+                f"been enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
+            )
+        return jobs
+
+    async def refute_enqueued(
+        self, /, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any
+    ) -> None:
+        """Fail the test if a matching job was enqueued. Takes the options of ``enqueued``."""
+        __tracebackhide__ = True
+        await self.assert_enqueued(task, *args, count=0, **criteria)
+
     async def left(self) -> dict[str, Counts]:
         """Return the counts of the queues with open jobs."""
         storage = await self._storage()
@@ -317,8 +301,8 @@ class Harness(Assertions):
             self._started = True
             await run_start_hooks(self.worker.start_hooks, self.worker)
         return Drain(
-            storage,
-            bench,
+            storage=storage,
+            bench=bench,
             clock=self.clock,
             recorder=self._recorder,
             worker=self.worker,
@@ -352,7 +336,7 @@ class Harness(Assertions):
         if loop not in self._benches:
             inner = (await self._sessions.get()).storage._storage  # type: ignore[attr-defined]  # a StandIn
             storage = stand_in(inner, self.clock)
-            bench = Bench(self.worker, storage, self.clock, stubs=self._stubs, random=self._random)
+            bench = Bench(self.worker, storage, self.clock, self._stubs, self._random)
             self._benches[loop] = bench, storage
         return self._benches[loop]
 
@@ -415,6 +399,12 @@ class SyncHarness(Face[Harness]):
 
 harness = Harness
 """Put an app under test: ``with harness(app) as h`` or ``async with``."""
+
+
+def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], criteria: dict[str, Any]) -> str:
+    name = "any task" if task is None else task if isinstance(task, str) else task.name
+    values = [*map(repr, args), *(f"{key}={value!r}" for key, value in criteria.items() if value is not None)]
+    return f"{name}({', '.join(values)})" if values else name
 
 
 def _refuse_idle(options: Mapping[str, Any]) -> None:

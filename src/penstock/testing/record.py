@@ -210,39 +210,32 @@ class Drained:
         return [run for run in self.runs if run.outcome == outcome]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Stub:
     """Replaces the work of a task; made by ``Harness.stub``. ``calls`` has the arguments by name of each run.
 
     It lasts until ``remove()`` or the end of its ``with`` block.
     """
 
-    def __init__(
-        self,
-        *,
-        returns: Any,
-        raises: BaseException | None,
-        does: Callable[..., Any] | None,
-        end: Callable[[], None],
-    ) -> None:
-        self.calls: list[dict[str, Any]] = []
-        self._returns = returns
-        self._raises = raises
-        self._does = does
-        self._end = end
+    returns: Any
+    raises: BaseException | None
+    does: Callable[..., Any] | None
+    end: Callable[[], None]
+    calls: list[dict[str, Any]] = field(default_factory=list)
 
     async def answer(self, arguments: dict[str, Any]) -> Any:
         """Return or raise the stubbed outcome of a run."""
         self.calls.append(arguments)
-        if self._raises is not None:
-            raise self._raises.with_traceback(None)
-        if self._does is None:
-            return self._returns
-        answer = self._does(**arguments)
+        if self.raises is not None:
+            raise self.raises.with_traceback(None)
+        if self.does is None:
+            return self.returns
+        answer = self.does(**arguments)
         return await answer if inspect.isawaitable(answer) else answer
 
     def remove(self) -> None:
         """Let the task do its own work again."""
-        self._end()
+        self.end()
 
     def __enter__(self) -> Self:
         return self
