@@ -19,8 +19,8 @@ import msgspec
 
 from penstock.client.claim import LeasedJob, encode_progress
 from penstock.client.info import Child, add_children, read_children
-from penstock.client.loopthread import run
-from penstock.client.sync import SyncJobHandle
+from penstock.client.loopthread import Face, as_sync
+from penstock.client.sync import sync_handles
 from penstock.core.job import Lease, Policy
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import ref_of
@@ -38,26 +38,6 @@ if TYPE_CHECKING:
 
 
 logger = get_logger("penstock.worker")
-
-
-class SyncJobContext:
-    """``context.sync``, for handlers in threads and processes. It uses its own connection to the store."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: JobContext) -> None:
-        self._context = context
-
-    def add_children(
-        self, children: Iterable[Part], *, on_failure: Policy = "fail"
-    ) -> list[SyncJobHandle[Any]]:
-        """See ``JobContext.add_children``."""
-        added = run(self._context.add_children(children, on_failure=on_failure))
-        return [SyncJobHandle(handle) for handle in added]
-
-    def children(self) -> list[Child]:
-        """See ``JobContext.children``."""
-        return run(self._context.children())
 
 
 current_run: Final[ContextVar[Run]] = ContextVar("penstock_run")
@@ -204,6 +184,15 @@ class JobContext(LeasedJob):
     def discard(self) -> None:
         """Make a failure of this run final, whatever attempts are left."""
         self._link.discard()
+
+
+class SyncJobContext(Face[JobContext]):
+    """``context.sync``, for handlers in threads and processes. It uses its own connection to the store."""
+
+    __slots__ = ()
+
+    add_children = as_sync(JobContext.add_children, sync_handles)
+    children = as_sync(JobContext.children)
 
 
 def context_of(run: Run) -> JobContext:

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 from penstock.bridges.redis_work_queue.layout import Cleaned, Cleaner, Item, Keys, Verb, run_script, wire_id
+from penstock.client.loopthread import Face, as_sync
 from penstock.client.session import PerLoop
-from penstock.client.sync import Face, as_sync
 from penstock.core.names import uuid7
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidInput, InvalidOption, StorageUnavailable
