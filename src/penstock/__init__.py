@@ -13,15 +13,8 @@ if TYPE_CHECKING:
     from penstock.client.causes import Reason as Reason
     from penstock.client.claim import Claim as Claim, ClaimedJob as ClaimedJob, Signal as Signal
     from penstock.client.codec import Serde as Serde, register_serde as register_serde
-    from penstock.client.flow import (
-        Dag as Dag,
-        Flow as Flow,
-        FlowHandle as FlowHandle,
-        FlowNode as FlowNode,
-        chain as chain,
-        chord as chord,
-        group as group,
-    )
+    from penstock.client.flow import Dag as Dag, Flow as Flow, chain as chain, chord as chord, group as group
+    from penstock.client.flow.handle import FlowHandle as FlowHandle, FlowNode as FlowNode
     from penstock.client.handle import JobHandle as JobHandle
     from penstock.client.info import Child as Child, JobInfo as JobInfo, WorkerInfo as WorkerInfo
     from penstock.client.middleware import (
@@ -70,9 +63,11 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "penstock.client.app": "App",
+    "penstock.client.causes": "Reason",
     "penstock.client.claim": "Claim ClaimedJob Signal",
     "penstock.client.codec": "Serde register_serde",
-    "penstock.client.flow": "Dag Flow FlowHandle FlowNode chain chord group",
+    "penstock.client.flow": "Dag Flow chain chord group",
+    "penstock.client.flow.handle": "FlowHandle FlowNode",
     "penstock.client.handle": "JobHandle",
     "penstock.client.info": "Child JobInfo WorkerInfo",
     "penstock.client.middleware": "EnqueueCall EnqueueMiddleware EnqueueNext",
@@ -82,7 +77,6 @@ _NAMES = {
     "penstock.client.search": "SearchPage",
     "penstock.client.subscription": "Subscription",
     "penstock.client.task": "Dispatch FunctionTask JobSpec Task",
-    "penstock.client.why": "Reason",
     "penstock.core.event": "Event",
     "penstock.core.flow": "DeadLetter",
     "penstock.core.job": "Conflict Dedup Enqueued",

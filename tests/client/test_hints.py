@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock import App, FlowHandle, InvalidOption, JobContext, JobHandle, Queue, State, group
-from penstock.client.flow.parts import Whole
+from penstock.client.flow import Whole
 from penstock.client.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
 from penstock.client.options import DISPATCH, TASK
 from penstock.client.sync import SyncFlowHandle

@@ -16,8 +16,8 @@ import pytest
 
 from penstock import App, JobFailed, PenstockError, Queue, ResultTimeout, State, Task
 from penstock.client.claim import ClaimedJob
+from penstock.client.flow import Whole
 from penstock.client.flow.handle import FlowHandle
-from penstock.client.flow.parts import Whole
 from penstock.client.handle import JobHandle
 from penstock.client.subscription import Subscription
 from penstock.client.sync import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.client.bulk import enqueue_many
+from penstock.client.handle import enqueue_many
 from penstock.client.situation import counted
 from penstock.errors import InvalidInput, StorageError
 

@@ -300,7 +300,7 @@ def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
 async def _enqueue_one(
     source: JobCodec, new: NewJob, *, note: str, wait: bool, timeout: str | None, as_json: bool
 ) -> int:
-    from penstock.client.bulk import enqueue_many
+    from penstock.client.handle import enqueue_many
 
     [handle] = await enqueue_many(source, [new])
     if note:

@@ -28,7 +28,7 @@ from penstock.cli.parameters import (
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
 from penstock.cli.values import duration, local_zone, read_time
-from penstock.client.bulk import enqueue_many
+from penstock.client.handle import enqueue_many
 from penstock.core.command import COMMAND_TASK, command_text, decode_command
 from penstock.core.names import uuid7
 from penstock.core.schedule import Cron

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from msgspec.structs import replace
 
-from penstock.client.batching import batch_signature, parse_batching
 from penstock.client.codec import Serde, resolve_serde
-from penstock.client.decorators import BatchDecorator, Other, TaskDecorator
+from penstock.client.decorators import BatchDecorator, Other, TaskDecorator, batch_signature, parse_batching
 from penstock.client.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.client.hints import Hinting
 from penstock.client.imports import check_module, import_named, is_typed_in, source_of
@@ -22,12 +21,12 @@ from penstock.client.options import (
     BatchOptions,
     DefaultOptions,
     TaskOptions,
+    listed,
     placed,
     placement,
     refuse_unknown,
     treatment,
 )
-from penstock.client.optionvalues import listed
 from penstock.client.queue import Queue
 from penstock.client.schedules import AppSchedulers
 from penstock.client.session import Opening, Sessions, StoreName, check_url, chosen_store, from_environment
@@ -41,8 +40,8 @@ from penstock.core.units import Size, byte_count
 from penstock.errors import InvalidOption, UnknownTask
 
 if TYPE_CHECKING:
+    from penstock.client.flow import Ending, Part
     from penstock.client.flow.handle import FlowHandle
-    from penstock.client.flow.parts import Ending, Part
     from penstock.client.handle import JobHandle
     from penstock.client.session import Session
     from penstock.client.subscription import Subscription, SubscriptionOptions
@@ -286,7 +285,7 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     async def enqueue_flows(self, flows: Iterable[Part]) -> list[FlowHandle[Any]]:
         """Enqueue many flows, hundreds per round trip. All are checked before the first is written."""
-        from penstock.client.flow.enqueue import enqueue_flows
+        from penstock.client.flow.handle import enqueue_flows
 
         return await enqueue_flows(self, flows)
 

@@ -32,7 +32,7 @@ from penstock.storage.values import Held, Report, Settlement
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.client.flow.parts import Part
+    from penstock.client.flow import Part
     from penstock.client.handle import JobHandle
     from penstock.client.queue import Claiming
     from penstock.client.session import Session

@@ -1,16 +1,37 @@
-"""The decorators that ``@app.task(...)`` and ``@app.dead_letter(...)`` return."""
+"""What ``@app.task(...)`` and ``@app.dead_letter(...)`` make of a function, and tasks that take batches.
+
+``@app.task(batch=50, batch_wait="200ms")`` on ``async def embed(texts: list[str]) -> list[Vector]``: each job has one
+item, as in ``embed.enqueue("one text")``, and the function gets a list. Each job has its own id, retries and result.
+With ``rows: pyarrow.Table`` (or ``RecordBatch``) the items are rows, enqueued as dicts, and the function gets a table.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from inspect import Parameter
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
 
+import msgspec
 from msgspec.structs import replace
 
-from penstock.client.options import PLACEMENT
+from penstock.client.options import PLACEMENT, whole_number
+from penstock.client.signature import Signature, is_context, resolved
 from penstock.core.flow import DeadLetter, encode_options
 from penstock.core.text import get_logger, shown
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -155,3 +176,134 @@ def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
 
 def _letter(parts: dict[str, Any]) -> DeadLetter:
     return DeadLetter(**{name: parts[name] for name in DeadLetter.__struct_fields__})
+
+
+# Batches
+
+
+_DEFAULT_WAIT: Final = "100ms"
+_MOST: Final = 10_000
+_TABLES: Final = ("Table", "RecordBatch")
+_LISTS: Final = (list, Sequence, Collection, Iterable)
+
+
+class Batching(msgspec.Struct, frozen=True):
+    """Calls of up to ``size`` jobs, which start at most ``wait_ms`` after the first job.
+
+    ``contexts`` names the parameter that gets a ``JobContext`` for each item, if any. ``table`` is the Arrow type of
+    the items: ``Table``, ``RecordBatch``, or empty.
+    """
+
+    size: int
+    wait_ms: int
+    contexts: str = ""
+    table: str = ""
+
+
+def parse_batching(batch: int | None, batch_wait: Duration | None, *, where: str) -> Batching | None:
+    """Return the batching for these options, or ``None`` without ``batch``. Raise ``InvalidOption``."""
+    if batch is None:
+        if batch_wait is not None:
+            raise InvalidOption(f"batch_wait of {where} needs batch=..., too.")
+        return None
+    wait_ms = milliseconds(_DEFAULT_WAIT if batch_wait is None else batch_wait, what="batch_wait")
+    return Batching(whole_number("batch", batch, least=1, most=_MOST), wait_ms)
+
+
+def batch_signature(
+    function: Callable[..., Any], batching: Batching, *, runner: str, takes_context: bool
+) -> tuple[Signature, Batching]:
+    """Return the signature of one job of a batch function: one parameter, with the type of an item.
+
+    The function takes a list of items and, optionally, a list of ``JobContext``s in the same order.
+
+    Raises:
+        InvalidOption: the function has other parameters, or runs in a process or sandbox.
+        SerializationError: payloads cannot be decoded to the type of the items.
+    """
+    signature, hints = resolved(function)
+    name = getattr(function, "__qualname__", repr(function))
+    if runner in ("process", "sandbox"):
+        raise InvalidOption(
+            f"{name} cannot take batches in a {runner}: its jobs would share it, and none of them could be stopped "
+            "alone. Use a coroutine function, or runner='thread'."
+        )
+    if takes_context:
+        raise InvalidOption(
+            f"takes_context does not suit {name}, which takes batches: there is a context for each job. "
+            "Annotate a second parameter with list[JobContext]."
+        )
+    contexts = [key for key, hint in hints.items() if _is_list_of_contexts(hint)]
+    items = [p for p in signature.parameters.values() if p.name not in contexts]
+    if (
+        len(items) != 1
+        or len(contexts) > 1
+        or items[0].kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    ):
+        raise InvalidOption(
+            f"{name} cannot take batches: it needs one parameter for the list of items, and may have one more, "
+            "annotated with list[JobContext]."
+        )
+    item = Parameter(
+        items[0].name,
+        Parameter.POSITIONAL_OR_KEYWORD,
+        annotation=_item_type(name, items[0], hints[items[0].name]),
+    )
+    one = _OneJob(function, inspect.Signature([item], return_annotation=_result_type(hints["return"])))
+    return Signature.of(one), msgspec.structs.replace(
+        batching, contexts=contexts[0] if contexts else "", table=_table(hints[items[0].name])
+    )
+
+
+class _OneJob:
+    """A stand-in for a batch function, with the signature of one job."""
+
+    def __init__(self, function: Callable[..., Any], signature: inspect.Signature) -> None:
+        self.__signature__ = signature
+        self.__wrapped__ = function
+        self.__qualname__ = getattr(function, "__qualname__", repr(function))
+
+    def __call__(self, item: Any) -> Any:
+        raise NotImplementedError
+
+
+def _item_type(name: str, parameter: Parameter, hint: Any) -> Any:
+    if hint is Any or hint in _LISTS:
+        return Any
+    if _table(hint):
+        return dict[str, Any]
+    if get_origin(hint) in _LISTS:
+        return get_args(hint)[0]
+    raise InvalidOption(
+        f"{name} cannot take batches: its parameter {parameter.name!r} is annotated with {hint!r}, and gets a list. "
+        "Write list[...] of the item of one job, or pyarrow.Table if it is a row."
+    )
+
+
+def _table(hint: Any) -> str:
+    """Return the name of an Arrow type, or an empty string, without importing Arrow."""
+    name = getattr(hint, "__name__", "")
+    return name if name in _TABLES and getattr(hint, "__module__", "").split(".")[0] == "pyarrow" else ""
+
+
+def _result_type(hint: Any) -> Any:
+    """Return the type of one job's result: an item of the list or a value of the mapping, without exceptions."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in _LISTS:
+        return _without_exceptions(args[0])
+    if origin in (dict, Mapping):
+        return _without_exceptions(args[1])
+    return Any
+
+
+def _without_exceptions(hint: Any) -> Any:
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    rest = tuple(
+        arm for arm in get_args(hint) if not (isinstance(arm, type) and issubclass(arm, BaseException))
+    )
+    return Union[rest] if rest else Any  # noqa: UP007 (the arms are values here)
+
+
+def _is_list_of_contexts(hint: Any) -> bool:
+    return get_origin(hint) in _LISTS and is_context(get_args(hint)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar, cast
 
@@ -13,7 +13,7 @@ from penstock.client.causes import Reason
 from penstock.client.events import EventTypes, Filter, job_events
 from penstock.client.hints import Hinting, refuse_keywords
 from penstock.client.info import Child, Field, JobInfo, add_children, read_children, ref_field
-from penstock.client.optionvalues import whole_number
+from penstock.client.options import whole_number
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_signal
 from penstock.core.units import Duration, describe, milliseconds
@@ -26,14 +26,16 @@ from penstock.errors import (
     PenstockError,
     ResultTimeout,
 )
+from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
 from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.client.flow.parts import Part
+    from penstock.client.flow import Part
     from penstock.client.waiter import Expected
     from penstock.core.event import Event
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob, Policy
+    from penstock.storage.contract import Storage
     from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
 
 
@@ -298,3 +300,67 @@ def _error_of(finished: Finished, queue: str) -> JobError:
         error_type=failure.type,
         traceback=failure.traceback,
     )
+
+
+# Many jobs: chunks of a bounded size, a few at a time
+
+
+_CONCURRENT_CHUNKS: Final = 3
+
+
+async def enqueue_many(source: JobCodec, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+    """Enqueue checked ``jobs``, and return a handle for each, in order.
+
+    Each chunk is written as a whole or not at all. After an error, no more chunks are sent, and a note on the error
+    says how many jobs were written.
+    """
+    session = await source.app.session()
+    storage, queue = session.storage, source.queue
+    if session.enqueue_chain.layers and jobs:
+        answers = await session.enqueue_chain.enqueue(queue, jobs, lambda jobs: _send(storage, queue, jobs))
+    else:
+        answers = await _send(storage, queue, jobs)
+    return [JobHandle(source, answer.id, answer) for answer in answers]
+
+
+async def _send(storage: Storage, queue: str, jobs: Sequence[NewJob]) -> Sequence[Enqueued]:
+    chunks = list(_chunks(jobs))
+    if len(chunks) <= 1:
+        return await storage.enqueue(queue, jobs) if jobs else []
+    return await _send_chunks(storage, queue, chunks)
+
+
+def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    start = weight = 0
+    for index, job in enumerate(jobs):
+        weight += len(job.payload)
+        if index > start and (index - start >= MAX_COUNT or weight > MAX_BYTES):
+            yield jobs[start:index]
+            start, weight = index, len(job.payload)
+    if start < len(jobs):
+        yield jobs[start:]
+
+
+async def _send_chunks(storage: Storage, queue: str, chunks: list[Sequence[NewJob]]) -> list[Enqueued]:
+    answers: list[list[Enqueued]] = [[] for _ in chunks]
+    todo: Iterator[tuple[int, Sequence[NewJob]]] = iter(enumerate(chunks))
+
+    async def send_some() -> None:
+        for index, chunk in todo:
+            answers[index] = await storage.enqueue(queue, chunk)
+
+    senders = [asyncio.create_task(send_some()) for _ in range(min(_CONCURRENT_CHUNKS, len(chunks)))]
+    try:
+        await asyncio.wait(senders, return_when=asyncio.FIRST_EXCEPTION)
+        if any(sender.done() and sender.exception() for sender in senders):
+            todo = iter(())
+            await asyncio.wait(senders)
+    except asyncio.CancelledError:
+        for sender in senders:
+            sender.cancel()
+        raise
+    for error in filter(None, [sender.exception() for sender in senders]):
+        written = sum(map(len, answers))
+        error.add_note(f"{written} of {sum(map(len, chunks))} jobs had been written")
+        raise error
+    return [answer for chunk in answers for answer in chunk]

@@ -23,7 +23,7 @@ from penstock.errors import SerializationError
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.client.flow.parts import Part
+    from penstock.client.flow import Part
     from penstock.client.handle import JobHandle
     from penstock.core.job import Job
     from penstock.storage.values import WorkerRecord
@@ -307,6 +307,6 @@ async def add_children(
     source: JobCodec, id: str, parts: Iterable[Part], *, on_failure: Policy
 ) -> list[JobHandle[Any]]:
     """Call ``flow.enqueue.add_children``, which is imported only when it is used."""
-    from penstock.client.flow.enqueue import add_children
+    from penstock.client.flow.handle import add_children
 
     return await add_children(source, id, parts, on_failure=on_failure)

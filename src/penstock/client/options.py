@@ -13,16 +13,24 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.client.codec import Serde
 from penstock.client.hints import WORKER_OPTIONS, option_hint
-from penstock.client.optionvalues import PLACEMENT_PARSERS, TREATMENT_PARSERS
-from penstock.core.job import EMPTY_EXTRAS, Conflict, Dedup, Dependency, Extras, Options, Policy
-from penstock.core.names import uuid7
-from penstock.core.retry import Backoff, BackoffFunction
-from penstock.core.text import shown
-from penstock.core.units import Duration, Size
+from penstock.core.job import (
+    EMPTY_EXTRAS,
+    STAGED_FROM_MS,
+    Conflict,
+    Dedup,
+    Dependency,
+    Extras,
+    Options,
+    Policy,
+)
+from penstock.core.names import check_consumer, check_group, check_id, check_queue, uuid7
+from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
+from penstock.core.text import check_text, shown
+from penstock.core.units import MAX_MS, Duration, Size, milliseconds
 from penstock.errors import InvalidOption
 
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
@@ -37,7 +45,6 @@ _ALTERNATIVES: Final = {
 }
 _TIMES: Final = ("delay_ms", "run_at_ms")
 _EXTRAS: Final = ("group", "cost", "headers", "holds")
-_UNSET_EXTRAS: Final = {name: getattr(EMPTY_EXTRAS, name) for name in _EXTRAS}
 
 
 class Treatment(TypedDict, total=False):
@@ -166,10 +173,11 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) 
     unknown = [name for name in given if name not in known]
     if not unknown:
         return
+    names = ", ".join(map(shown, unknown))
     if len(unknown) == 1:
-        raise InvalidOption(f"{where} has no option {shown(unknown[0])}. {_instead(unknown[0], known)}")
+        raise InvalidOption(f"{where} has no option {names}. {_instead(unknown[0], known)}")
     remedies = " ".join(f"{shown(name)}: {_instead(name, known)}" for name in unknown)
-    raise InvalidOption(f"{where} has no options {', '.join(map(shown, unknown))}. {remedies}")
+    raise InvalidOption(f"{where} has no options {names}. {remedies}")
 
 
 def _instead(name: str, known: Collection[str]) -> str:
@@ -203,7 +211,7 @@ def treatment(base: Options, given: Mapping[str, Any]) -> Options:
     for name in TREATMENT & given.keys():
         field, parse = TREATMENT_PARSERS[name]
         changes[field] = parse(name, given[name])
-    return msgspec.structs.replace(base, **changes) if changes else base
+    return replace(base, **changes) if changes else base
 
 
 def placement(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,7 +241,7 @@ def _in_flow(fields: dict[str, Any]) -> dict[str, Any]:
     """Give a job that waits for others a flow, through which it learns of their end."""
     if fields.get("after"):
         extras = fields.get("extras", EMPTY_EXTRAS)
-        fields["extras"] = msgspec.structs.replace(extras, flow=uuid7(), has_dependencies=True)
+        fields["extras"] = replace(extras, flow=uuid7(), has_dependencies=True)
     return fields
 
 
@@ -250,10 +258,193 @@ def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_TIMES):
         fields["delay_ms"] = dedup.ttl_ms
     if "extras" in base and fields["extras"] is not base["extras"]:
-        extras = {
-            name: value
-            for name in _EXTRAS
-            if (value := getattr(fields["extras"], name)) != _UNSET_EXTRAS[name]
+        given_extras = {name: getattr(fields["extras"], name) for name in _EXTRAS}
+        changes = {
+            name: value for name, value in given_extras.items() if value != getattr(EMPTY_EXTRAS, name)
         }
-        fields["extras"] = msgspec.structs.replace(base["extras"], **extras)
+        fields["extras"] = replace(base["extras"], **changes)
     return _in_flow(fields)
+
+
+# Parsers of values. Each takes the name of the option, for its message, and the value that the user wrote. It returns
+# a plain value, or raises ``InvalidOption`` or ``InvalidName``.
+
+_INT32: Final = 2**31 - 1
+_LAST_YEAR: Final = 6429
+_MOST_HEADERS: Final = 16_384
+_CONFLICTS: Final[Mapping[str, Conflict]] = {
+    each.mode: each for each in (Conflict(), Conflict(mode="absent"), Conflict(mode="redispatch"))
+}
+
+
+def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
+    """Return ``value`` if it is an ``int`` in the range. Raise ``InvalidOption`` otherwise."""
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidOption(f"{name} must be an integer from {least} to {most}, got {shown(value)}.")
+    return value
+
+
+def listed(name: str, value: Any, *, of: str) -> list[Any]:
+    """Return the items of ``value``. Raise ``InvalidOption`` for a string, or if it is not iterable."""
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+        raise InvalidOption(f"{name} must be a list of {of}, got {shown(value)}.")
+    return list(value)
+
+
+def epoch_ms(name: str, value: Any) -> int:
+    """Return the time in milliseconds since the epoch. Raise ``InvalidOption`` for a time without a zone."""
+    if not isinstance(value, datetime):
+        raise InvalidOption(
+            f"{name} must be a datetime with a time zone, got {shown(value)}. For a duration, use delay."
+        )
+    if value.utcoffset() is None:
+        raise InvalidOption(
+            f"{name}={value.isoformat()} has no time zone, so it is ambiguous. "
+            "Use datetime.now(UTC) or value.astimezone()."
+        )
+    return max(round(value.timestamp() * 1000), 0)
+
+
+def _due_ms(name: str, value: Any) -> int:
+    """Return the due time of a job. Times beyond the last year are reserved for staged jobs."""
+    at_ms = epoch_ms(name, value)
+    if at_ms >= STAGED_FROM_MS:
+        raise InvalidOption(f"{name} must be before the year {_LAST_YEAR}, got {value.isoformat()}.")
+    return at_ms
+
+
+def _count(least: int) -> Any:
+    return lambda name, value: whole_number(name, value, least=least)
+
+
+def _limit(name: str, value: Any) -> int:
+    """Return a duration; 0 means no limit in the store, so a limit of 0 is refused."""
+    if value is None:
+        return 0
+    if (limit := milliseconds(value, what=name)) < 1:
+        raise InvalidOption(f"{name} must be longer than 0, got {shown(value)}. Give None for no limit.")
+    return limit
+
+
+def _kept(name: str, value: Any) -> int:
+    return MAX_MS if value is None else milliseconds(value, what=name)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
+        raise InvalidOption(
+            f"{name} must be a string of at most 200 printable characters, got {shown(value)}."
+        )
+    return str(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name} must be True or False, got {shown(value)}.")
+    return value
+
+
+def _backoff(name: str, value: Any) -> Backoff:
+    if isinstance(value, str) and value != "exponential" and value.lower().startswith("exp"):
+        raise InvalidOption(f"{name}={shown(value)} is not valid. Did you mean 'exponential'?")
+    return parse_backoff(value)
+
+
+def _headers(name: str, value: Any) -> dict[str, str] | None:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{name} must be a mapping of strings to strings, got {shown(value)}.")
+    headers: dict[str, str] = {}
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise InvalidOption(
+                f"{name}: {shown(key)} and its value must be strings. Encode other values as text."
+            )
+        check_text(key, what=f"{name}: the name")
+        check_text(text, what=f"{name}: the value of {shown(key)}")
+        headers[str.__str__(key)] = str.__str__(text)
+    if sum(len(key) + len(text) for key, text in headers.items()) > _MOST_HEADERS:
+        raise InvalidOption(
+            f"{name} must have at most {_MOST_HEADERS} characters in total. Put large values in the payload."
+        )
+    return headers or None
+
+
+def _dedup(name: str, value: Any) -> Dedup:
+    if isinstance(value, str):
+        return Dedup.simple(value)
+    if isinstance(value, Dedup):
+        return value
+    raise InvalidOption(
+        f"{name} must be a key, or one of Dedup.simple, Dedup.throttle and Dedup.debounce, got {shown(value)}."
+    )
+
+
+def _holds(name: str, value: Any) -> dict[str, int] | None:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(
+            f'{name} must be a mapping of consumers to durations, such as {{"ledger": "7d"}}, got {shown(value)}.'
+        )
+    return {
+        check_consumer(consumer): max(milliseconds(ttl, what=name), 1) for consumer, ttl in value.items()
+    } or None
+
+
+def _places(name: str, value: Any) -> list[tuple[str, str]]:
+    """Return queue and id of each job, which is a handle, a ``job()``, or a pair."""
+    places: list[tuple[str, str]] = []
+    for job in [value] if hasattr(value, "id") else listed(name, value, of="jobs"):
+        pair = job if isinstance(job, tuple) and len(job) == 2 else None
+        queue, id = pair or (getattr(job, "queue", None), getattr(job, "id", None))
+        if not isinstance(queue, str) or not isinstance(id, str):
+            raise InvalidOption(
+                f"{name} must list handles, task.job(...)s, or pairs of queue and id, got {shown(job)}."
+            )
+        places.append((check_queue(queue), check_id(id)))
+    return places
+
+
+def _policy(name: str, value: Any) -> Policy:
+    if value in ("fail", "ignore", "wait"):
+        return value  # type: ignore[no-any-return]
+    raise InvalidOption(f"{name} must be 'fail', 'ignore' or 'wait', got {shown(value)}.")
+
+
+def _conflict(name: str, value: Any) -> Conflict:
+    if isinstance(value, Conflict):
+        return value
+    if isinstance(value, str) and value in _CONFLICTS:
+        return _CONFLICTS[value]
+    raise InvalidOption(
+        f"{name} must be {', '.join(map(repr, _CONFLICTS))} or a Conflict, got {shown(value)}."
+    )
+
+
+TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "attempts": ("attempts", _count(1)),
+    "max_retries": ("attempts", lambda name, value: whole_number(name, value, least=0, most=_INT32 - 1) + 1),
+    "backoff": ("backoff", _backoff),
+    "timeout": ("timeout_ms", _limit),
+    "max_stalls": ("max_stalls", _count(0)),
+    "result_ttl": ("result_ttl_ms", _kept),
+    "failure_ttl": ("failure_ttl_ms", _kept),
+    "version": ("version", _text),
+}
+PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "id": ("id", lambda name, value: check_id(value)),
+    "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
+    "run_at": ("run_at_ms", _due_ms),
+    "priority": ("priority", _count(-_INT32)),
+    "lifo": ("lifo", _flag),
+    "ttl": ("ttl_ms", _limit),
+    "on_conflict": ("conflict", _conflict),
+    "dedup": ("dedup", _dedup),
+    "unchecked": ("unchecked", _flag),
+    "group": ("group", lambda name, value: check_group(value)),
+    "cost": ("cost", _count(0)),
+    "headers": ("headers", _headers),
+    "hold": ("holds", _holds),
+    "after": ("after", _places),
+    "after_failure": ("after_failure", _policy),
+    "run_id": ("run_id", _text),
+    "write_id": ("write_id", _text),
+}

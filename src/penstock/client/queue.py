@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 from msgspec.structs import replace
 
 from penstock.client.admin import QueueAdmin
-from penstock.client.bulk import enqueue_many
 from penstock.client.claim import Claim, ClaimedJob
 from penstock.client.codec import JobCodec
 from penstock.client.firing import sweep
-from penstock.client.handle import JobHandle, call
+from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import Hinting
-from penstock.client.options import PLACEMENT, TREATMENT, CallOptions, JobOptions, placed, refuse_unknown
-from penstock.client.optionvalues import listed, whole_number
+from penstock.client.options import (
+    PLACEMENT,
+    TREATMENT,
+    CallOptions,
+    JobOptions,
+    listed,
+    placed,
+    refuse_unknown,
+    whole_number,
+)
 from penstock.client.schedules import QueueSchedulers, SchedulerInfo, When
 from penstock.client.task import JobSpec
 from penstock.core.job import NewJob, Options

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from penstock.client.firing import job_of_slot
 from penstock.client.handle import JobHandle
 from penstock.client.info import Field, moment_field
-from penstock.client.options import refuse_unknown
-from penstock.client.optionvalues import epoch_ms, whole_number
+from penstock.client.options import epoch_ms, refuse_unknown, whole_number
 from penstock.client.situation import instant
 from penstock.client.task import JobSpec, Task
 from penstock.core.names import check_scheduler

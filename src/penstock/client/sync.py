@@ -14,8 +14,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 from penstock.client.admin import QueueAdmin
 from penstock.client.app import App
 from penstock.client.claim import Claim, ClaimedJob, LeasedJob
+from penstock.client.flow import Ending, Whole
 from penstock.client.flow.handle import FlowHandle
-from penstock.client.flow.parts import Ending, Whole
 from penstock.client.handle import JobHandle
 from penstock.client.hints import Hinting
 from penstock.client.info import Field

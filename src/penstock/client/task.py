@@ -22,13 +22,11 @@ from typing import (
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.batching import Batching
-from penstock.client.bulk import enqueue_many
 from penstock.client.codec import JobCodec, Raw, too_large
-from penstock.client.handle import JobHandle, call
+from penstock.client.decorators import Batching
+from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import SAME_OPTION, Hinting
-from penstock.client.options import DISPATCH, DispatchOptions, overridden, placed, refuse_unknown
-from penstock.client.optionvalues import listed
+from penstock.client.options import DISPATCH, DispatchOptions, listed, overridden, placed, refuse_unknown
 from penstock.client.signature import Signature
 from penstock.core.command import SandboxLimits, sandbox_limits
 from penstock.core.job import NewJob, Options

@@ -33,7 +33,7 @@ from penstock.worker.run import Run
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import JobCodec
-    from penstock.client.flow.parts import Part
+    from penstock.client.flow import Part
     from penstock.client.handle import JobHandle
 
 

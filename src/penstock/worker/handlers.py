@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, assert_never
 
-from penstock.client.batching import Batching
+from penstock.client.decorators import Batching
 from penstock.core.command import COMMAND_TASK
 from penstock.core.names import check_queue
 from penstock.core.text import get_logger

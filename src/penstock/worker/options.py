@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 import msgspec
 
 from penstock.client.middleware import check_layer
-from penstock.client.options import refuse_unknown
-from penstock.client.optionvalues import listed
+from penstock.client.options import listed, refuse_unknown
 from penstock.core.limits import Rate, RateLike, parse_rate
 from penstock.core.names import check_queue, check_worker, uuid7
 from penstock.core.text import shown

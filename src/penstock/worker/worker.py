@@ -17,7 +17,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from penstock.client.batching import parse_batching
+from penstock.client.decorators import parse_batching
 from penstock.client.session import shown_store
 from penstock.core.text import get_logger
 from penstock.core.units import Duration, milliseconds

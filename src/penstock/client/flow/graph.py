@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, assert_neve
 
 from msgspec.structs import replace
 
-from penstock.client.flow.parts import Chain, Chord, Dag, Flow, Group, Part, Passing
+from penstock.client.flow import Chain, Chord, Dag, Flow, Group, Part, Passing
 from penstock.client.handle import JobHandle
 from penstock.client.task import JobSpec
 from penstock.core.flow import Node, link_nodes

@@ -24,7 +24,7 @@ from inspect import Parameter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.client.batching import Batching
+from penstock.client.decorators import Batching
 from penstock.core.verdict import Abort, Undecodable
 from penstock.errors import InvalidInput
 from penstock.worker.context import context_of
