@@ -5,117 +5,36 @@ The functions are in ``lua/``, a file per verb. The top of ``lua/prelude.lua`` d
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import re
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
 from penstock.core.flow import DependencyRecord, DependencyState, Node, link_nodes
-from penstock.core.job import Dependency, Dependent, Enqueued, NewJob, Policy
+from penstock.core.job import Dependency, Dependent, Enqueued, Policy
 from penstock.core.lifecycle import State
 from penstock.core.names import check_namespace
+from penstock.core.text import get_logger
 from penstock.errors import InvalidOption, PenstockError, StorageError, StorageRefused
 from penstock.storage.contract import Storage
 from penstock.storage.valkey.calls import Calls, KnownServers, Refused
 from penstock.storage.valkey.client import ClientRouter
-from penstock.storage.valkey.codec import encode_after, encode_jobs
 from penstock.storage.valkey.endpoint import Endpoint
-from penstock.storage.valkey.jobs import decode_failure
+from penstock.storage.valkey.jobs import STATE_OF, decode_failure, encode_after, encode_jobs
 from penstock.storage.valkey.library import DEFAULT_NAMESPACE, Keys, library
-from penstock.storage.valkey.liveness import Liveness
-from penstock.storage.valkey.operating import Limiting, Operating
+from penstock.storage.valkey.operating import Operating
 from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.reading import Reading
-from penstock.storage.valkey.replies import Arg
+from penstock.storage.valkey.replies import ReplyError, run_id
 from penstock.storage.valkey.routers import Router, router_for
-from penstock.storage.valkey.running import ENQUEUED, STATE_OF, Running, refusal
-from penstock.storage.values import (
-    AttachAnswer,
-    Fired,
-    NewScheduler,
-    Scheduler,
-    SchedulerAnswer,
-    Schedulers,
-    Ticket,
-    WorkerRecord,
-    with_deaths,
-)
-
-_ANSWERS: Final[Mapping[bytes, SchedulerAnswer]] = {b"c": "created", b"u": "updated", b"s": "unchanged"}
-_HEAD: Final = struct.Struct(">HIHIHIHIHIHIBH")
-
-
-class Scheduling(Running):
-    """Verbs on schedulers. A repeated ``fire`` finds that its slot has passed."""
-
-    async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
-        if queue not in self._registered:
-            await self._register(queue)
-        new = scheduler
-        repeat_ms = -1 if new.repeat_ms is None else new.repeat_ms
-        reply: bytes = await self._calls.call(
-            queue, "put_scheduler", new.name, new.next_ms, int(new.keep_next), new.limit, new.end_ms, repeat_ms,
-            new.spec,
-        )  # fmt: skip
-        return _ANSWERS[reply]
-
-    async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
-        only = () if names is None else ("1", *names)
-        now_ms, rows = await self._calls.call(queue, "schedulers", *only)
-        schedulers = (
-            _decode_scheduler(name.decode(), record)
-            for name, record in zip(rows[::2], rows[1::2], strict=True)
-        )
-        return Schedulers(int(now_ms), sorted(schedulers, key=lambda scheduler: scheduler.name))
-
-    async def pause_scheduler(self, queue: str, name: str) -> bool:
-        return bool(await self._calls.call(queue, "pause_scheduler", name))
-
-    async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
-        new_ms = "" if next_ms is None else next_ms
-        return bool(await self._calls.call(queue, "resume_scheduler", name, new_ms))
-
-    async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
-        return bool(await self._calls.call(queue, "move_slot", name, slot_ms, next_ms))
-
-    async def remove_scheduler(self, queue: str, name: str) -> bool:
-        return bool(await self._calls.call(queue, "remove_scheduler", name))
-
-    async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
-        await self._check_rights(queue)
-        try:
-            reply: list[Any] = await self._calls.call(
-                queue, "fire", name, slot_ms, next_ms, *encode_jobs([job])
-            )
-        except Refused as error:
-            raise refusal(queue, error) from None
-        if len(reply) > 2:
-            self._outbox.send_soon(queue)
-        return Fired(True, self._answers(queue, [job], reply)[0]) if reply else Fired(False)
-
-
-def _decode_scheduler(name: str, record: bytes) -> Scheduler:
-    """Return a scheduler from its record (lua/schedulers.lua)."""
-    *pairs, paused, length = _HEAD.unpack_from(record)
-    numbers = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
-    next_ms, awaits, fired, limit, end_ms, repeat = numbers
-    spec_at = _HEAD.size + length
-    return Scheduler(
-        name=name,
-        spec=record[spec_at:],
-        next_ms=next_ms,
-        paused=paused == 1,
-        fired=fired,
-        limit=limit,
-        end_ms=end_ms,
-        repeat_ms=repeat - 1 if repeat else None,
-        last_id=record[_HEAD.size : spec_at].decode(),
-        awaiting=awaits > 0,
-    )
-
+from penstock.storage.valkey.running import ENQUEUED, Running, refusal
+from penstock.storage.values import AttachAnswer, Ticket, WorkerRecord, with_deaths
 
 # Flows
 
@@ -133,12 +52,8 @@ _pack = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(tuple[int, str, str]).decode
 
 
-class Flowing:
+class Flowing(Running):
     """Verbs on flows."""
-
-    _calls: Calls
-    _outbox: OutboxSender
-    _register: Callable[[str], Awaitable[None]]
 
     async def enqueue_flows(
         self, queue: str, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None = None
@@ -166,14 +81,10 @@ class Flowing:
             into = Dependent(queue, id, flow)
             linked = link_nodes(nodes, flow=flow, into=into, after=after)
             jobs = encode_jobs([node.job for node in linked], to_come=[own] * len(linked))
-            head: list[Arg] = [
-                id,
-                flow,
-                _pack(encode_after(after, own)),
-                _pack([node.queue for node in linked]),
-            ]
+            waits, layout = _pack(encode_after(after, own)), _pack([node.queue for node in linked])
             try:
-                answer, is_full = await self._calls.call_once(queue, "attach", [*head, *jobs])
+                args = (id, flow, waits, layout, *jobs)
+                answer, is_full = await self._calls.call_once(queue, "attach", args)
             except Refused as error:
                 raise refusal(queue, error) from None
             if is_full:
@@ -208,6 +119,125 @@ def _decode_dependency(name: bytes, entry: bytes, value: bytes) -> DependencyRec
     return DependencyRecord(queue, id, _POLICIES[policy], _STATES[state], result, failure)
 
 
+# Liveness
+
+logger = get_logger("penstock.storage")
+
+CONFIRM_S: Final = 2.0
+_DISTRUST_S: Final = 10.0
+_WITHDRAW_S: Final = 1.0
+_CLIENT: Final = re.compile(rb"^id=(\d+) ", re.MULTILINE)
+
+
+class Liveness:
+    """Announces the workers of one client, and proves that those of others died.
+
+    The proof: the server no longer has the connection that showed that the worker's process was alive. A worker
+    announces the server's run id and the client id of a connection that it keeps open (``Node.lifeline``). The kernel
+    closes it when the process ends, however it ends; a process that is suspended, or too busy to send heartbeats, keeps
+    it. A worker whose connection was cut announces another one within moments. So one look is not enough: the
+    announcement must be unchanged, and its connection gone, ``CONFIRM_S`` later. A client that was itself cut off a
+    moment ago proves nothing, because others may have been cut off too.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._announced: dict[tuple[str, str], str] = {}
+        # Proven for good: within one run of a server, no client id is used twice.
+        self._proven: dict[tuple[str, str], str] = {}
+        self._is_refused = False
+
+    async def announce(self, queue: str, worker: str, lost: Callable[[], None]) -> None:
+        if self._is_refused:
+            return
+        try:
+            life = await self._calls.router.lifeline(self._calls.keys.part(queue, "lifeline"), lost=lost)
+            await self._write(queue, worker, life)
+        except (ReplyError, StorageRefused) as error:
+            self._refused(error)
+        except StorageError as error:
+            logger.debug("worker %s is not announced for queue %s: %s", worker, queue, error)
+
+    async def withdraw(self) -> None:
+        """Delete this client's announcements: it closes, although its process may live on."""
+        with suppress(
+            StorageError, TimeoutError
+        ):  # Leases that are left come back when the connection closes.
+            async with asyncio.timeout(_WITHDRAW_S):
+                for queue, worker in list(self._announced):
+                    await self._write(queue, worker, "")
+
+    async def check(self, queue: str) -> dict[str, bool]:
+        """Return whether each announced worker is alive, as far as this client can tell."""
+        announced = await self._read(queue)
+        alive = await self._alive(queue, announced)
+        gone = {worker for worker, is_alive in alive.items() if not is_alive}
+        if any(self._proven.get((queue, worker)) != announced[worker] for worker in gone):
+            await asyncio.sleep(CONFIRM_S)
+            now = await self._read(queue)
+            again = await self._alive(queue, {w: now[w] for w in gone if now.get(w) == announced[w]})
+            alive = {worker: again.get(worker, True) if worker in gone else True for worker in alive}
+            self._proven |= {(queue, w): announced[w] for w, is_alive in alive.items() if not is_alive}
+        return alive
+
+    async def _write(self, queue: str, worker: str, life: str) -> None:
+        if self._announced.get((queue, worker), "") == life:
+            return
+        key = self._calls.keys.part(queue, "lives")
+        command = ("HSET", key, worker, life) if life else ("HDEL", key, worker)
+        await self._calls.plain(key, *command)
+        self._announced[queue, worker] = life
+
+    async def _read(self, queue: str) -> dict[str, str]:
+        key = self._calls.keys.part(queue, "lives")
+        rows = [text.decode() for text in await self._calls.plain(key, "HGETALL", key)]
+        return dict(zip(rows[::2], rows[1::2], strict=True))
+
+    async def _alive(self, queue: str, announced: Mapping[str, str]) -> dict[str, bool]:
+        """Return which of the announced connections to this run of the server it still has."""
+        own = {w for w, life in announced.items() if self._announced.get((queue, w)) == life}
+        gone = {w for w, life in announced.items() if self._proven.get((queue, w)) == life}
+        alive = dict.fromkeys(own, True) | dict.fromkeys(gone, False)
+        unknown = {w: life.partition(" ")[::2] for w, life in announced.items() if w not in alive}
+        if not unknown or self._is_refused or self._was_cut_off(queue):
+            return alive
+        try:
+            clients = await self._clients(queue, [client for _, client in unknown.values()])
+            if all(client in clients for _, client in unknown.values()):  # nearly always
+                return alive | dict.fromkeys(unknown, True)
+            return alive | await self._examine(queue, unknown)
+        except (ReplyError, StorageRefused) as error:
+            self._refused(error)
+            return alive
+
+    async def _examine(self, queue: str, announced: Mapping[str, tuple[str, ...]]) -> dict[str, bool]:
+        """Return which workers have a connection here, of those that announced one to this run of this server."""
+        before = await self._run_id(queue)
+        here = {worker: client for worker, (server, client) in announced.items() if server == before}
+        clients = await self._clients(queue, here.values()) if here else set()
+        # If the run id is the same before and after, the list in between is that server's.
+        if await self._run_id(queue) != before:
+            return {}
+        return {worker: client in clients for worker, client in here.items()}
+
+    def _was_cut_off(self, queue: str) -> bool:
+        cut_at = self._calls.router.cut_at(self._calls.keys.of(queue))
+        return asyncio.get_running_loop().time() - cut_at < _DISTRUST_S
+
+    async def _run_id(self, queue: str) -> str:
+        return run_id(await self._calls.plain(self._calls.keys.of(queue), "INFO", "server"))
+
+    async def _clients(self, queue: str, ids: Collection[str]) -> set[str]:
+        listed: bytes = await self._calls.plain(
+            self._calls.keys.of(queue), "CLIENT", "LIST", "ID", *sorted(ids)
+        )
+        return {client.decode() for client in _CLIENT.findall(listed)}
+
+    def _refused(self, error: StorageError) -> None:
+        self._is_refused = True
+        logger.info("deaths of workers show only when their leases run out: %s", error)
+
+
 # The engine
 
 T = TypeVar("T")
@@ -235,7 +265,7 @@ def _checked(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     return call
 
 
-class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
+class ValkeyStorage(Operating, Flowing, Reading):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Create it with ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which the caller

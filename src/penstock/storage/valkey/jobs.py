@@ -1,4 +1,4 @@
-"""Jobs as they are stored: their options, and the two records of each (lua/record.lua).
+"""Jobs as they are stored: their options, and the two records of each (lua/record.lua); and as enqueue takes them.
 
 All jobs of a task share their options. So a queue stores each set of options once, as a header, under a hash of it,
 and records carry the hash as a reference. A reference never changes its meaning, so both directions are cached.
@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.job import DEFAULT_OPTIONS, Extras, Job, Options, unpack_extras
+from penstock.core.job import (
+    DEFAULT_CONFLICT,
+    DEFAULT_OPTIONS,
+    Dependency,
+    Extras,
+    Job,
+    NewJob,
+    Options,
+    check_staged,
+    pack_extras,
+    staged_at_ms,
+    unpack_extras,
+)
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, damaged_failure
+from penstock.storage.valkey.replies import Arg
 
 # Trailing values equal to these are not stored. They are part of the format, and stay when the defaults of Options
 # change.
@@ -23,8 +37,15 @@ _STORED_DEFAULTS: Final = ("", "", 3, 3, 3_600_000, 2_592_000_000, 0)
 # carries its header.
 _MOST_REFERENCES: Final = 1000
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Options).decode
+_pack = msgspec.msgpack.Encoder().encode
+parse_header: Final = msgspec.msgpack.Decoder(Options).decode
+"""Returns the options of a header."""
+decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
+"""Returns a failure from its stored form."""
+
+
+UNREADABLE: Final = (ValueError, LookupError, TypeError, struct.error)
+"""The errors of decoding a damaged record."""
 
 
 class UnknownOptions(LookupError):
@@ -41,7 +62,7 @@ class StoredOptions(NamedTuple):
         """Return the beginning of a record's body (lua/record.lua)."""
         if self.reference:
             return bytes((flags,)) + self.reference
-        return bytes((flags | 32,)) + len(self.header).to_bytes(2, "big") + self.header
+        return bytes((flags | _INLINE,)) + len(self.header).to_bytes(2, "big") + self.header
 
 
 _stored: dict[Options, StoredOptions] = {}
@@ -52,7 +73,7 @@ def stored_options(options: Options) -> StoredOptions:
     """Return the stored form of options."""
     stored = _stored.get(options)
     if stored is None:
-        header = _encode(_shortened(options))
+        header = _pack(_shortened(options))
         if len(_stored) >= _MOST_REFERENCES:
             return StoredOptions(header, b"")
         reference = b"\0" + hashlib.sha256(header).digest()[:5]
@@ -71,11 +92,6 @@ def decode_options(header: bytes) -> Options:
     return options
 
 
-def parse_header(header: bytes) -> Options:
-    """Return the options of a header."""
-    return _decode(header)
-
-
 def learn(reference: bytes, header: bytes) -> None:
     """Remember the header that a queue stores under a reference."""
     _known[reference] = parse_header(header)
@@ -91,44 +107,26 @@ def _shortened(options: Options) -> list[Any]:
 
 # The two records of a job
 
-STATES: Final = {
-    "s": State.SCHEDULED,
-    "w": State.WAITING,
-    "b": State.BLOCKED,
-    "a": State.ACTIVE,
-    "c": State.COMPLETED,
-    "f": State.FAILED,
-    "x": State.CANCELLED,
-}
+STATES: Final = dict(zip("swbacfx", State, strict=True))
+"""The states by the letters of records and answers."""
 _BLOCKED_BY: Final = {
     **dict.fromkeys(b"gjk", "group"),
     **dict.fromkeys(b"hm", "children"),
     **dict.fromkeys(b"il", "signal"),
 }
-_BY_BYTE: Final = {
+STATE_OF: Final = {
     **{ord(letter): state for letter, state in STATES.items()},
     **dict.fromkeys(_BLOCKED_BY, State.BLOCKED),
     ord("C"): State.COMPLETED,
     ord("t"): State.SCHEDULED,
 }
 
-_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _EXTRAS = 1, 2, 4, 8, 16, 32, 64
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _EXTRAS, _BINDS = 1, 2, 4, 8, 16, 32, 64, 128
 _CANCELLING, _RERUN = 2, 4
 _STATE_HEAD: Final = 80
 
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _unpack_static = struct.Struct(">HIHIB").unpack_from
 _unpack_state = struct.Struct(">BcHIHIHIHIHIIHIHIHIHIIIBHIBHH").unpack_from
-
-
-def state_of(letter: int) -> State:
-    """Return the state that the letter of a record stands for."""
-    return _BY_BYTE[letter]
-
-
-def decode_failure(packed: bytes) -> Failure:
-    """Return a failure from its stored form."""
-    return _decode_failure(packed)
 
 
 def signed(high: int, low: int) -> int:
@@ -160,10 +158,8 @@ class Static(NamedTuple):
 def read_static(static: bytes) -> Static:
     """Return the fields of a static record."""
     a, b, c, d, flags = _unpack_static(static)
-    at = 19
-    if flags & _INLINE:
-        at = 15 + int.from_bytes(static[13:15], "big")
-    options = decode_options(static[15:at] if flags & _INLINE else static[13:19])
+    start, at = (15, 15 + int.from_bytes(static[13:15], "big")) if flags & _INLINE else (13, 19)
+    options = decode_options(static[start:at])
     priority = ttl_ms = 0
     names = ["", ""]
     if flags & _PRIORITY:
@@ -210,22 +206,17 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
 
 def damaged_job(queue: str, id: str, row: list[bytes], error: Exception) -> Job:
     """Return what users see of a job that cannot be read, until it is put aside."""
-    state = _BY_BYTE.get(row[1][0], State.FAILED) if row[1] else State.WAITING
+    state = STATE_OF.get(row[1][0], State.FAILED) if row[1] else State.WAITING
     failure = damaged_failure(f"{type(error).__name__}: {error}")
     return Job(
         id=id, queue=queue, state=state, incarnation=0, options=DEFAULT_OPTIONS, payload=b"", failure=failure
     )
 
 
-def without_result(job: Job) -> Job:
-    """Return the job without its result."""
-    return job if job.result is None else msgspec.structs.replace(job, result=None)
-
-
 def _kept_until(state: bytes, options: Options, extras: Extras | None) -> int:
     finished_at_ms = int.from_bytes(state[2:8], "big")
     held_ms = extras.longest_hold_ms if extras else 0
-    match _BY_BYTE[state[0]]:
+    match STATE_OF[state[0]]:
         case State.COMPLETED | State.CANCELLED:
             return finished_at_ms + max(options.result_ttl_ms, held_ms)
         case State.FAILED:
@@ -239,7 +230,7 @@ def _read_state(record: bytes, result: bytes) -> dict[str, Any]:
         letter, _, f1, f2, t1, t2, _, _, q1, q2, c1, c2, runs, _, _, r1, r2, _, _, x1, x2, failures, stalls,
         flags, p1, p2, worker_length, header_length, run_id_length,
     ) = _unpack_state(record)  # fmt: skip
-    state = _BY_BYTE[letter]
+    state = STATE_OF[letter]
     rest_at = _STATE_HEAD + worker_length + header_length + run_id_length
     inline = record[rest_at:] if letter == ord("c") else result if letter == ord("C") else None
     worker = record[_STATE_HEAD : _STATE_HEAD + worker_length].decode() if state is State.ACTIVE else ""
@@ -250,3 +241,122 @@ def _read_state(record: bytes, result: bytes) -> dict[str, Any]:
         "cancelling": flags & _CANCELLING == _CANCELLING, "has_rerun": flags & _RERUN == _RERUN,
         "worker": worker, "result": inline, "blocked_by": _BLOCKED_BY.get(letter, ""),
     }  # fmt: skip
+
+
+# New jobs, as enqueue takes them
+
+
+def encode_jobs(
+    jobs: Sequence[NewJob], *, to_come: Sequence[Collection[tuple[str, str]]] | None = None
+) -> list[Arg]:
+    """Return the specials, the headers, then the id and body of each job (lua/enqueue.lua).
+
+    ``to_come``: for each job, the dependencies that will report their ends by themselves.
+    """
+    args: list[Arg] = []
+    append = args.append
+    specials: dict[int, list[Any] | str | int] = {}
+    first_with: dict[tuple[Any, ...], int] = {}
+    headers: dict[bytes, bytes] = {}
+    options: Options | None = None
+    head = b""
+    for job in jobs:
+        append(job.id)
+        if job.options is not options:
+            options = job.options
+            stored = stored_options(options)
+            head = stored.head(0)
+            if stored.reference:
+                headers[stored.reference] = stored.header
+        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.extras or job.dedup:
+            append(_body(job))
+            has_links = job.after or job.dedup  # jobs that come after others have extras
+        else:
+            append(head + job.payload)
+            has_links = None
+        if (
+            has_links
+            or job.delay_ms
+            or job.run_at_ms is not None
+            or job.unchecked
+            or job.conflict is not DEFAULT_CONFLICT
+            or job.staged
+        ):
+            place = len(args) >> 1
+            special = _special(job, to_come[place - 1] if to_come else ())
+            first = (
+                place if to_come is not None or has_links else first_with.setdefault(tuple(special), place)
+            )
+            specials[place] = special if first == place else first
+        elif job.notify:
+            specials[len(args) >> 1] = job.notify
+    flat = [part for pair in headers.items() for part in pair]
+    return [_pack(specials) if specials else b"", len(headers), *flat, *args]
+
+
+def encode_put(job: NewJob) -> bytes:
+    """Return a job as an outbox message carries it (lua/outbox.lua)."""
+    stored = stored_options(job.options)
+    options = (
+        (_text(stored.reference), _text(stored.header)) if stored.reference else (_pack(False), _pack(False))
+    )
+    parts = (_text(job.id.encode()), _text(_body(job)), _pack(_special(job, ())), *options)
+    return b"\x95" + b"".join(parts)
+
+
+def _text(data: bytes) -> bytes:
+    """Return bytes as MessagePack text, the only kind of bytes that the servers' Lua knows."""
+    return b"\xdb" + len(data).to_bytes(4, "big") + data
+
+
+def encode_after(after: Sequence[Dependency], to_come: Collection[tuple[str, str]]) -> list[Any]:
+    """Return dependencies as ``Flows.depend`` takes them (lua/flows.lua)."""
+    return [(queue, id, policy[0], (queue, id) in to_come) for queue, id, policy in after]
+
+
+def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
+    conflict, dedup, run_at_ms = job.conflict, job.dedup, job.run_at_ms
+    if job.staged:
+        check_staged(job)
+        run_at_ms = staged_at_ms(job.write_id)
+    special = [
+        job.delay_ms,
+        -1 if run_at_ms is None else run_at_ms,
+        job.unchecked,
+        job.notify,
+        conflict.mode,
+        conflict.payload == "keep",
+        conflict.run_at,
+        conflict.options == "keep",
+        conflict.reset_counts,
+        *((dedup.key, dedup.mode, dedup.ttl_ms) if dedup else ()),
+    ]
+    if not job.after:
+        return special
+    return [*special, *(() if dedup else (False, "", 0)), encode_after(job.after, to_come)]
+
+
+def _body(job: NewJob) -> bytes:
+    extras = job.stored_extras
+    flags = (
+        _LIFO * job.lifo
+        | _PRIORITY * (job.priority != 0)
+        | _TTL * (job.ttl_ms > 0)
+        | _RUN_ID * (job.run_id != "")
+        | _WRITE_ID * (job.write_id != "")
+        | _EXTRAS * (extras is not None)
+        | _BINDS * (extras is not None and extras.binds)
+    )
+    parts = [stored_options(job.options).head(flags)]
+    if job.priority:
+        parts.append(job.priority.to_bytes(6, "big", signed=True))
+    if job.ttl_ms:
+        parts.append(job.ttl_ms.to_bytes(6, "big"))
+    for name in (job.run_id, job.write_id):
+        if name:
+            encoded = name.encode()
+            parts += (len(encoded).to_bytes(2, "big"), encoded)
+    if extras is not None:
+        packed = pack_extras(extras)
+        parts += (len(packed).to_bytes(4, "big"), packed)
+    return b"".join((*parts, job.payload))

@@ -1,24 +1,24 @@
-"""Verbs that operate on jobs and queues, and set limits."""
+"""Verbs that operate on jobs and queues, set limits, and keep schedulers."""
 
 from __future__ import annotations
 
-from collections import Counter
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.core.job import staged_at_ms
+from penstock.core.job import NewJob, staged_at_ms
 from penstock.core.lifecycle import State
 from penstock.core.limits import Bucket, GroupState, Limit, LimitsOfQueue, Rate
 from penstock.errors import StorageDamaged
 from penstock.storage.contract import jobs_active
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
-from penstock.storage.valkey.calls import Calls, Refused
-from penstock.storage.valkey.jobs import parse_header, stored_options
-from penstock.storage.valkey.outbox import OutboxSender
+from penstock.storage.valkey.calls import Refused
+from penstock.storage.valkey.jobs import encode_jobs, parse_header, stored_options
 from penstock.storage.valkey.replies import Arg
+from penstock.storage.valkey.running import Running, refusal
 from penstock.storage.values import (
     Budget,
     Bulk,
@@ -26,45 +26,43 @@ from penstock.storage.values import (
     Change,
     ChangeAnswer,
     Checked,
+    Fired,
     GroupPage,
     HoldAnswer,
+    NewScheduler,
     PromoteAnswer,
     QueueSettings,
     ReleaseAnswer,
     RemoveAnswer,
     RetryAnswer,
+    Scheduler,
+    SchedulerAnswer,
+    Schedulers,
     SignalAnswer,
     Unchanged,
     UnchangedAnswer,
     Usage,
 )
 
-_CANCELLED: Final[Mapping[int, CancelAnswer]] = {
-    ord("x"): "cancelled",
-    ord("r"): "requested",
-    ord("c"): "completed",
-    ord("f"): "failed",
-    ord("a"): "already_cancelled",
-    ord("-"): "not_found",
-    ord("d"): "rerun_cancelled",
-    ord("n"): "no_rerun",
+# The answers by the letters of replies.
+_CANCELLED: Final[Mapping[str, CancelAnswer]] = {
+    "x": "cancelled",
+    "r": "requested",
+    "c": "completed",
+    "f": "failed",
+    "a": "already_cancelled",
+    "-": "not_found",
+    "d": "rerun_cancelled",
+    "n": "no_rerun",
 }
-_RETRIED: Final[Mapping[int, RetryAnswer]] = {
-    ord("r"): "retried",
-    ord("n"): "not_failed",
-    ord("-"): "not_found",
-}
-_PROMOTED: Final[Mapping[int, PromoteAnswer]] = {
-    ord("p"): "promoted",
-    ord("n"): "not_scheduled",
-    ord("-"): "not_found",
-}
-_REMOVED: Final[Mapping[int, RemoveAnswer]] = {ord("r"): "removed", ord("a"): "active", ord("-"): "not_found"}
-_REMOVED_UNCHANGED: Final[Mapping[int, UnchangedAnswer]] = {
-    ord("r"): "removed",
-    ord("c"): "changed",
-    ord("h"): "held",
-    ord("-"): "not_found",
+_RETRIED: Final[Mapping[str, RetryAnswer]] = {"r": "retried", "n": "not_failed", "-": "not_found"}
+_PROMOTED: Final[Mapping[str, PromoteAnswer]] = {"p": "promoted", "n": "not_scheduled", "-": "not_found"}
+_REMOVED: Final[Mapping[str, RemoveAnswer]] = {"r": "removed", "a": "active", "-": "not_found"}
+_REMOVED_UNCHANGED: Final[Mapping[str, UnchangedAnswer]] = {
+    "r": "removed",
+    "c": "changed",
+    "h": "held",
+    "-": "not_found",
 }
 _SIGNALLED: Final[Mapping[bytes, SignalAnswer]] = {
     b"r": "resumed",
@@ -73,31 +71,22 @@ _SIGNALLED: Final[Mapping[bytes, SignalAnswer]] = {
     b"e": "ended",
     b"-": "not_found",
 }
-_HELD: Final[Mapping[int, HoldAnswer]] = {ord("h"): "held", ord("-"): "not_found"}
-_RELEASED: Final[Mapping[int, ReleaseAnswer]] = {
-    ord("r"): "released",
-    ord("n"): "not_held",
-    ord("-"): "not_found",
-}
+_HELD: Final[Mapping[str, HoldAnswer]] = {"h": "held", "-": "not_found"}
+_RELEASED: Final[Mapping[str, ReleaseAnswer]] = {"r": "released", "n": "not_held", "-": "not_found"}
 _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
-_CHECKED: Final = (
-    "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
-    "expiring", "instants", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup",
-    "dedup_times", "schedulers", "slots", "suspended", "received", "held_completed", "held_failed",
-    "held_cancelled", "groups", "parents", "linked",
-)  # fmt: skip
-_FIRST_STEP: Final = ("", "", "", "", "")
+_PUT: Final[Mapping[bytes, SchedulerAnswer]] = {b"c": "created", b"u": "updated", b"s": "unchanged"}
+
+_SCHEDULER: Final = struct.Struct(">HIHIHIHIHIHIBH")
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_settings = msgspec.json.Decoder(QueueSettings).decode
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack_limit: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, int]).decode
 _A = TypeVar("_A")
 
 
-class Operating:
-    """The part of the engine that operates on jobs and queues. Bulk verbs and ``check`` call once per step."""
-
-    _calls: Calls
-    _outbox: OutboxSender
+class Operating(Running):
+    """The part of the engine that operates on jobs and queues. Bulk verbs call once per step."""
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, _CANCELLED)
@@ -115,7 +104,9 @@ class Operating:
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
     ) -> list[UnchangedAnswer]:
         args = (consumer, *(part for job in jobs for part in job))
-        return await self._each(queue, "remove_unchanged", args, _REMOVED_UNCHANGED)
+        return self._letters(
+            queue, await self._calls.call(queue, "remove_unchanged", *args), _REMOVED_UNCHANGED
+        )
 
     async def unstage(
         self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
@@ -129,24 +120,19 @@ class Operating:
         return _SIGNALLED[letter]
 
     async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
-        return [_HELD[letter] for letter in await self._calls.call(queue, "hold", consumer, ttl_ms, *ids)]
+        return self._letters(queue, await self._calls.call(queue, "hold", consumer, ttl_ms, *ids), _HELD)
 
     async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
-        return [_RELEASED[letter] for letter in await self._calls.call(queue, "release", consumer, *ids)]
+        return self._letters(queue, await self._calls.call(queue, "release", consumer, *ids), _RELEASED)
 
-    async def _parts(self, queue: str, names: str, prefix: str) -> list[str]:
-        """Return the names of indexes that exist once per name in a hash."""
-        key = self._calls.keys.part(queue, names)
-        return [f"{prefix}{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
+    async def _each(self, queue: str, verb: str, ids: Sequence[Arg], answers: Mapping[str, _A]) -> list[_A]:
+        return self._letters(queue, await self._calls.call(queue, verb, *ids, ids=ids), answers)
 
-    async def _each(self, queue: str, verb: str, args: Sequence[Arg], answers: Mapping[int, _A]) -> list[_A]:
-        letters = await self._calls.call(
-            queue, verb, *args, ids=args if answers is not _REMOVED_UNCHANGED else ()
-        )
+    def _letters(self, queue: str, letters: Any, answers: Mapping[str, _A]) -> list[_A]:
         if isinstance(letters, list):  # the outbox has messages
             [letters] = letters
             self._outbox.send_soon(queue)
-        return [answers[letter] for letter in letters]
+        return [answers[letter] for letter in letters.decode()]
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
         id: bytes = await self._calls.call(queue, "dedup_of", key)
@@ -164,17 +150,16 @@ class Operating:
         }
         parts = (change.payload, change.priority, change.delay_ms, new_ttls or None)
         letters = "".join(letter for letter, part in zip("pydr", parts, strict=True) if part is not None)
-        header: bytes = b""
-        new: tuple[bytes, bytes] = (b"", b"")
+        args: list[Arg] = [id, letters, change.payload or b"", change.priority or 0, change.delay_ms or 0]
+        header = reference = new_header = b""
         while True:
-            args: list[Arg] = [id, letters, change.payload or b"", change.priority or 0, change.delay_ms or 0]
-            reply: bytes = await self._calls.call(queue, "change", *args, header, *new)
+            reply: bytes = await self._calls.call(queue, "change", *args, header, reference, new_header)
             if not reply.startswith(b"h"):
                 return _CHANGED[reply]
             header = reply[1:]
             options = msgspec.structs.replace(parse_header(header), **new_ttls)
             stored = stored_options(options)
-            new = (stored.reference or stored.header, stored.header)
+            reference, new_header = stored.reference or stored.header, stored.header
 
     async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
         return await self._step(queue, "retry_all", cursor, limit)
@@ -191,7 +176,7 @@ class Operating:
 
     async def _step(self, queue: str, verb: str, cursor: str, limit: int, *args: Arg) -> Bulk:
         """Make one step. A cursor is the bound (seq, now), the index, and the place in it (score, member in hex)."""
-        seq, now, part, score, member = cursor.split(":") if cursor else _FIRST_STEP
+        seq, now, part, score, member = (cursor or "::::").split(":")
         place = (score, bytes.fromhex(member))
         reply = await self._calls.call(queue, verb, limit, seq, now, part, *place, *args)
         is_full, done, *rest, last = reply
@@ -207,22 +192,20 @@ class Operating:
         await self._calls.call(queue, "resume", group)
 
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
-        try:
-            reply: int | list[int] = await self._obliterate(queue, force=force)
-        except Refused as error:
-            raise jobs_active(queue, active=int(error.text)) from None
-        if isinstance(reply, int):
-            return reply
-        self._outbox.send_soon(queue)
-        return reply[0]
-
-    async def _obliterate(self, queue: str, *, force: bool) -> Any:
         """Obliterate; if damaged data prevents it, put that aside and try again."""
         try:
-            return await self._calls.call_as_it_is(queue, "obliterate", int(force))
-        except StorageDamaged:
-            await self.check(queue, repair=True)
-            return await self._calls.call_as_it_is(queue, "obliterate", int(force))
+            try:
+                reply = await self._calls.call_as_it_is(queue, "obliterate", int(force))
+            except StorageDamaged:
+                await self.check(queue, repair=True)
+                reply = await self._calls.call_as_it_is(queue, "obliterate", int(force))
+        except Refused as error:
+            raise jobs_active(queue, active=int(error.text)) from None
+        if isinstance(reply, list):
+            [reply] = reply
+            self._outbox.send_soon(queue)
+        removed: int = reply
+        return removed
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
         await self._calls.call(queue, "configure", _encode_json(settings))
@@ -234,8 +217,7 @@ class Operating:
 
     async def usage(self, queue: str) -> list[Usage]:
         texts = [text.decode() for text in await self._calls.call(queue, "usage")]
-        rows = zip(texts[::3], texts[1::3], map(int, texts[2::3]), strict=True)
-        return read_usage(rows)
+        return read_usage(zip(texts[::3], texts[1::3], map(int, texts[2::3]), strict=True))
 
     async def reset_usage(self, queue: str) -> None:
         await self._calls.call(queue, "reset_usage")
@@ -245,8 +227,7 @@ class Operating:
         await self._calls.call(queue, "set_budget", *args)
 
     async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
-        removed: int = await self._calls.call(queue, "remove_budget", flow_scope(flow), name)
-        return removed == 1
+        return bool(await self._calls.call(queue, "remove_budget", flow_scope(flow), name))
 
     async def budgets(self, queue: str) -> list[Budget]:
         now_ms, *rest = await self._calls.call(queue, "budgets")
@@ -254,55 +235,9 @@ class Operating:
         return [KeptBudget(row[0].decode(), row[1].decode(), *row[2:]).shown(now_ms) for row in rows]
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
-        """Check the queue in steps of some hundred entries. Each step is atomic; jobs may move in between."""
-        calls, repairs = self._calls, self._calls.repair
-        if await calls.call_as_it_is(queue, "restore_meta", int(repair)) and not repair:
-            return Checked(0, {"damaged_counters": 1}, repair)
-        problems = Counter(await repairs.mend_values(queue, repair=repair))
-        if "wrong_type" in problems and not repair:
-            return Checked(0, dict(problems), repair)
-        damaged = await (repairs.mend_all(queue) if repair else repairs.count(queue))
-        problems.update({"damaged_jobs": damaged} if damaged else {})
-        if repair or not damaged:
-            problems |= Counter(await repairs.mend_values(queue, repair=repair, counters=True))
-        problems.update(await repairs.check_log(queue, repair=repair))
-        named = (*await self._parts(queue, "holders", "held:"), *await self._parts(queue, "errors", "error:"))
-        records = 0
-        for part in (*_CHECKED, *named):
-            try:
-                records += await self._check_part(queue, part, problems, repair=repair)
-            except StorageDamaged:
-                if repair or not damaged:
-                    raise
-        return Checked(
-            records or await calls.plain(key := calls.keys.part(queue, "jobs"), "HLEN", key),
-            dict(problems),
-            repair,
-        )
+        return await self._calls.repair.check(queue, repair=repair)
 
-    async def _check_part(self, queue: str, part: str, problems: Counter[str], *, repair: bool) -> int:
-        """Check a part in steps. Return how many records it has, if it is the part with records."""
-        records, cursor = 0, b""
-        while cursor != b"0":
-            reply = await self._calls.call_as_it_is(queue, "check", part, cursor or b"0", int(repair))
-            cursor, count, *pairs = reply
-            records += count if part == "jobs" else 0
-            for kind, times in zip(pairs[::2], pairs[1::2], strict=True):
-                problems[kind.decode()] += times
-        return records
-
-
-# Limits
-
-_pack: Final = msgspec.msgpack.Encoder().encode
-_unpack: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, int]).decode
-_COLUMNS: Final = 8
-
-
-class Limiting:
-    """The part of the engine that sets limits, and shows what they hold up."""
-
-    _calls: Calls
+    # Limits
 
     async def limit(
         self, queue: str, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
@@ -324,8 +259,49 @@ class Limiting:
     ) -> GroupPage:
         """Return a page of groups. A cursor is the last key of the page before."""
         more, *rows = await self._calls.call(queue, "groups", limit, cursor, *keys)
-        groups = [_decode_group(*rows[at : at + _COLUMNS]) for at in range(0, len(rows), _COLUMNS)]
+        groups = [_decode_group(*rows[at : at + 8]) for at in range(0, len(rows), 8)]
         return GroupPage(groups, groups[-1].key if more else "")
+
+    # Schedulers. A repeated ``fire`` finds that its slot has passed.
+
+    async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
+        await self._register(queue)
+        new = scheduler
+        repeat_ms = -1 if new.repeat_ms is None else new.repeat_ms
+        args = (new.name, new.next_ms, int(new.keep_next), new.limit, new.end_ms, repeat_ms, new.spec)
+        reply: bytes = await self._calls.call(queue, "put_scheduler", *args)
+        return _PUT[reply]
+
+    async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
+        only = () if names is None else ("1", *names)
+        now_ms, rows = await self._calls.call(queue, "schedulers", *only)
+        records = sorted(zip(rows[::2], rows[1::2], strict=True))
+        return Schedulers(int(now_ms), [_decode_scheduler(name.decode(), record) for name, record in records])
+
+    async def pause_scheduler(self, queue: str, name: str) -> bool:
+        return bool(await self._calls.call(queue, "pause_scheduler", name))
+
+    async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
+        new_ms = "" if next_ms is None else next_ms
+        return bool(await self._calls.call(queue, "resume_scheduler", name, new_ms))
+
+    async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
+        return bool(await self._calls.call(queue, "move_slot", name, slot_ms, next_ms))
+
+    async def remove_scheduler(self, queue: str, name: str) -> bool:
+        return bool(await self._calls.call(queue, "remove_scheduler", name))
+
+    async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
+        await self._check_rights(queue)
+        try:
+            reply: list[Any] = await self._calls.call(
+                queue, "fire", name, slot_ms, next_ms, *encode_jobs([job])
+            )
+        except Refused as error:
+            raise refusal(queue, error) from None
+        if len(reply) > 2:
+            self._outbox.send_soon(queue)
+        return Fired(True, self._answers(queue, [job], reply)[0]) if reply else Fired(False)
 
 
 def _decode_group(key: bytes, *rest: Any) -> GroupState:
@@ -348,9 +324,20 @@ def _encode_limit(limit: Limit | None) -> bytes:
 
 
 def _decode_limit(packed: bytes) -> Limit:
-    concurrency, count, per_ms, capacity, refill, bucket_per_ms = _unpack(packed)
+    concurrency, count, per_ms, capacity, refill, bucket_per_ms = _unpack_limit(packed)
     return Limit(
         concurrency or None,
         Rate(count, per_ms) if count else None,
         Bucket(capacity, refill, bucket_per_ms) if capacity else None,
     )
+
+
+def _decode_scheduler(name: str, record: bytes) -> Scheduler:
+    """Return a scheduler from its record (lua/schedulers.lua)."""
+    *pairs, paused, length = _SCHEDULER.unpack_from(record)
+    numbers = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
+    next_ms, awaits, fired, limit, end_ms, repeat = numbers
+    spec_at = _SCHEDULER.size + length
+    last_id, spec = record[_SCHEDULER.size : spec_at].decode(), record[spec_at:]
+    repeat_ms = repeat - 1 if repeat else None
+    return Scheduler(name, spec, next_ms, paused == 1, fired, limit, end_ms, repeat_ms, last_id, awaits > 0)

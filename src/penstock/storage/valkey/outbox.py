@@ -18,8 +18,7 @@ from penstock.core.names import check_queue
 from penstock.core.text import get_logger
 from penstock.errors import InvalidName, StorageError
 from penstock.storage.valkey.calls import Calls
-from penstock.storage.valkey.codec import encode_put
-from penstock.storage.valkey.jobs import decode_failure
+from penstock.storage.valkey.jobs import decode_failure, encode_put
 
 _log = get_logger("penstock.storage")
 

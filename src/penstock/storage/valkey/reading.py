@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,9 +15,16 @@ from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
 from penstock.storage.metrics import Minute, latest
 from penstock.storage.valkey.calls import Calls, Refused
-from penstock.storage.valkey.codec import News, decode_news
 from penstock.storage.valkey.connection import ConnectionLost
-from penstock.storage.valkey.jobs import STATES, UnknownOptions, damaged_job, decode_job, without_result
+from penstock.storage.valkey.jobs import (
+    STATE_OF,
+    STATES,
+    UNREADABLE,
+    UnknownOptions,
+    damaged_job,
+    decode_failure,
+    decode_job,
+)
 from penstock.storage.values import (
     Consumer,
     Counts,
@@ -29,15 +37,36 @@ from penstock.storage.values import (
     WorkerRecord,
 )
 
-_unpack_consumer = struct.Struct(">HIHI").unpack
-_unpack_minute = struct.Struct(">IIIIIIHIHIHIHI").unpack
+_CONSUMER = struct.Struct(">HIHI")
+_MINUTE = struct.Struct(">IIIIIIHIHIHIHI")
+_NEWS = struct.Struct(">BcHIHII")
 _NEWS_LIMIT = 1000
-_CONSUMER_BYTES = 12
-_MINUTE_BYTES = 48
+
+
+class News(NamedTuple):
+    """The end of a job. ``fetch``: the result is too long to send along; the store has it."""
+
+    finished: Finished
+    fetch: bool
+
+
+def _decode_news(row: bytes) -> News | None:
+    """Return what a listener receives (lua/waiters.lua), or ``None`` if the bytes are damaged. Waiters also check the
+    job itself from time to time."""
+    try:
+        letter, fetch, i1, i2, id_length, result_length, failure_length = _NEWS.unpack_from(row)
+        result_at = _NEWS.size + id_length
+        failure_at = result_at + max(0, result_length - 1)
+        id = row[_NEWS.size : result_at].decode()
+        result = row[result_at:failure_at] if result_length else None
+        failure = decode_failure(row[failure_at:]) if failure_length else None
+        return News(Finished(id, i1 << 32 | i2, STATE_OF[letter], result, failure), fetch == b"1")
+    except (ValueError, LookupError, struct.error):
+        return None
 
 
 def _decode_minute(row: bytes) -> Minute:
-    number, *counts = _unpack_minute(row)
+    number, *counts = _MINUTE.unpack(row)
     pairs = counts[5:]
     times = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
     return Minute(number * 60_000, *counts[:5], *times)
@@ -47,16 +76,18 @@ def _job_or_damaged(queue: str, id: str, row: list[bytes]) -> Job:
     """Return the job, or a stand-in that says it is damaged."""
     try:
         return decode_job(queue, id, row)
-    except (ValueError, LookupError, TypeError, struct.error) as error:
+    except UNREADABLE as error:
         return damaged_job(queue, id, row, error)
 
 
-def _decode_news(row: bytes) -> News | None:
-    """Return the news, or ``None`` if the bytes are damaged. Waiters also check the job itself from time to time."""
-    try:
-        return decode_news(row)
-    except (ValueError, LookupError, struct.error):
-        return None
+def _place(cursor: str) -> tuple[str, bytes]:
+    """Return the place in an index that a cursor stands for: score, and member, in hex."""
+    score, _, member = cursor.partition(":")
+    return score, bytes.fromhex(member)
+
+
+def _cursor(score: bytes, member: bytes) -> str:
+    return f"{score.decode()}:{member.hex()}" if score else ""
 
 
 class Reading:
@@ -77,23 +108,17 @@ class Reading:
             return [decode_job(queue, id, row) if row else None for id, row in pairs]
         except UnknownOptions:
             await self._calls.learn_options(queue)
-        except (ValueError, LookupError, TypeError, struct.error):
+        except UNREADABLE:
             pass
         return [_job_or_damaged(queue, id, row) if row else None for id, row in pairs]
 
     async def list_jobs(
         self, queue: str, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
     ) -> JobPage:
-        """List a page of jobs. A cursor is a place in the index: score, and member in hex."""
-        score, _, member = cursor.partition(":")
-        place = (score, bytes.fromhex(member))
-        ids, rows, last_score, last = await self._calls.call(
-            queue, "list", state.value, limit, int(reverse), *place
-        )
+        args = (state.value, limit, int(reverse), *_place(cursor))
+        ids, rows, *last = await self._calls.call(queue, "list", *args)
         jobs = await self._decoded(queue, [id.decode() for id in ids], rows)
-        return JobPage(
-            [job for job in jobs if job], f"{last_score.decode()}:{last.hex()}" if last_score else ""
-        )
+        return JobPage([job for job in jobs if job], _cursor(*last))
 
     async def scan_jobs(
         self, queue: str, *, states: frozenset[State] | None = None, part: int = 0, parts: int = 1,
@@ -106,50 +131,30 @@ class Reading:
         args = (cursor or "0", limit, part, parts, letters, int(light))
         next_cursor, ids, rows = await self._calls.call(queue, "scan", *args)
         jobs = [job for job in await self._decoded(queue, [id.decode() for id in ids], rows) if job]
-        page = [without_result(job) for job in jobs] if light else jobs
-        return JobPage(page, "" if next_cursor == b"0" else next_cursor.decode())
+        if light:
+            jobs = [
+                msgspec.structs.replace(job, result=None) if job.result is not None else job for job in jobs
+            ]
+        return JobPage(jobs, "" if next_cursor == b"0" else next_cursor.decode())
 
     async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
-        score, _, member = cursor.partition(":")
-        ids, last_score, last = await self._calls.call(
-            queue, "held", consumer, limit, score, bytes.fromhex(member)
-        )
+        ids, *last = await self._calls.call(queue, "held", consumer, limit, *_place(cursor))
         jobs = await self.get(queue, [id.decode() for id in ids])
-        return JobPage(
-            [job for job in jobs if job], f"{last_score.decode()}:{last.hex()}" if last_score else ""
-        )
+        return JobPage([job for job in jobs if job], _cursor(*last))
 
     async def counts(self, queue: str) -> Counts:
-        numbers: list[int] = await self._calls.call(queue, "counts")
-        scheduled, waiting, blocked, active, completed, failed, cancelled, paused, *times = numbers
-        oldest_ms, due, next_ms, staged = times
-        return Counts(
-            scheduled,
-            waiting,
-            blocked,
-            active,
-            completed,
-            failed,
-            cancelled,
-            paused=paused == 1,
-            oldest_waiting_ms=oldest_ms,
-            due=due,
-            next_ms=None if next_ms < 0 else next_ms,
-            staged=staged,
-        )
+        *by_state, paused, oldest_ms, due, next_ms, staged = await self._calls.call(queue, "counts")
+        return Counts(*[*by_state, paused == 1, oldest_ms, due, None if next_ms < 0 else next_ms, staged])
 
     async def search(
         self, queue: str, query: Query, *, cursor: str = "", limit: int = 100, scan: int = 10_000
     ) -> Found:
-        score, _, member = cursor.partition(":")
-        ids, scanned, last_score, last, now_ms = await self._calls.call(
-            queue, "search", f"error:{query.error_type}" if query.error_type else query.state.value, limit, scan,
-            score, bytes.fromhex(member), query.task, query.enqueued_from_ms, query.enqueued_to_ms,
-            query.finished_from_ms, query.finished_to_ms,
-        )  # fmt: skip
+        index = f"error:{query.error_type}" if query.error_type else query.state.value
+        times = (query.enqueued_from_ms, query.enqueued_to_ms, query.finished_from_ms, query.finished_to_ms)
+        args = (index, limit, scan, *_place(cursor), query.task, *times)
+        ids, scanned, *last, now_ms = await self._calls.call(queue, "search", *args)
         jobs = await self.get(queue, [id.decode() for id in ids])
-        next_cursor = f"{last_score.decode()}:{last.hex()}" if last_score else ""
-        return Found([job for job in jobs if job], scanned, next_cursor, now_ms)
+        return Found([job for job in jobs if job], scanned, _cursor(*last), now_ms)
 
     async def errors(self, queue: str) -> dict[str, int]:
         rows = await self._calls.call(queue, "errors")
@@ -158,16 +163,17 @@ class Reading:
 
     async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
         now_ms, present, earlier = await self._calls.call(queue, "metrics")
-        minutes = [_decode_minute(row) for row in (*earlier, present) if len(row) == _MINUTE_BYTES]
+        minutes = [_decode_minute(row) for row in (*earlier, present) if len(row) == _MINUTE.size]
         return latest(minutes, last_ms=last_ms, now_ms=now_ms)
 
     async def queues(self) -> list[str]:
-        registry = self._calls.keys.registry
-        return sorted(name.decode() for name in await self._calls.plain(registry, "SMEMBERS", registry))
+        return await self._members(self._calls.keys.registry)
 
     async def attended(self) -> list[str]:
-        attended = self._calls.keys.attended
-        return sorted(name.decode() for name in await self._calls.plain(attended, "SMEMBERS", attended))
+        return await self._members(self._calls.keys.attended)
+
+    async def _members(self, key: bytes) -> list[str]:
+        return sorted(name.decode() for name in await self._calls.plain(key, "SMEMBERS", key))
 
     async def clock(self, queue: str) -> QueueClock:
         return QueueClock(*await self._calls.call(queue, "clock"))
@@ -175,12 +181,11 @@ class Reading:
     async def _workers(self, queue: str) -> list[WorkerRecord]:
         """Return the records of workers, by id."""
         now_ms, rows = await self._calls.call(queue, "workers")
-        records = [
-            WorkerRecord(id.decode(), row[6:], seen_at_ms, now_ms - seen_at_ms)
-            for id, row in zip(rows[::2], rows[1::2], strict=True)
-            for seen_at_ms in (int.from_bytes(row[:6], "big"),)
-        ]
-        return sorted(records, key=lambda record: record.id)
+        records = []
+        for id, row in sorted(zip(rows[::2], rows[1::2], strict=True)):
+            seen_at_ms = int.from_bytes(row[:6], "big")
+            records.append(WorkerRecord(id.decode(), row[6:], seen_at_ms, now_ms - seen_at_ms))
+        return records
 
     async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> LogPage:
         first, written, lines = await self._calls.call(queue, "logs", id, start, limit)
@@ -199,9 +204,8 @@ class Reading:
     async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
         """Wait for news. A lost connection is an error, because news may be lost with it."""
         key = self._calls.keys.part(queue, f"news:{listener}")
-        return await self._with_results(
-            queue, await self._pop(queue, key, _NEWS_LIMIT, timeout_ms=timeout_ms)
-        )
+        rows = await self._pop(queue, key, _NEWS_LIMIT, timeout_ms=timeout_ms)
+        return await self._with_results(queue, rows)
 
     async def _pop(self, queue: str, key: bytes, count: int, *, timeout_ms: int) -> list[bytes]:
         """Pop up to ``count`` entries of a list; wait for the first. Raises ``ConnectionLost``."""
@@ -256,10 +260,8 @@ class Reading:
             return page
         key = self._calls.keys.part(queue, "events")
         command = ("XREAD", "COUNT", 1, "BLOCK", timeout_ms, "STREAMS", key, f"{after}-0")
-        try:
+        with suppress(ConnectionLost):
             await self._calls.blocking(queue, *command, timeout_ms=timeout_ms)
-        except ConnectionLost:
-            pass
         return await self.read_events(queue, after=after)
 
     async def hold_events(self, queue: str, consumer: str, *, offset: int, ttl_ms: int) -> None:
@@ -272,9 +274,8 @@ class Reading:
         """Return the consumers, by name."""
         rows = await self._calls.call(queue, "consumers")
         consumers = []
-        for name, row in zip(rows[::2], rows[1::2], strict=True):
-            if len(row) != _CONSUMER_BYTES:
-                continue  # ``check`` repairs it.
-            a, b, c, d = _unpack_consumer(row)
-            consumers.append(Consumer(name.decode(), a << 32 | b, c << 32 | d))
-        return sorted(consumers, key=lambda consumer: consumer.name)
+        for name, row in sorted(zip(rows[::2], rows[1::2], strict=True)):
+            if len(row) == _CONSUMER.size:  # ``check`` repairs others.
+                a, b, c, d = _CONSUMER.unpack(row)
+                consumers.append(Consumer(name.decode(), a << 32 | b, c << 32 | d))
+        return consumers

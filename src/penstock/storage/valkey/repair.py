@@ -1,4 +1,4 @@
-"""Recovery from damaged data: the library puts it aside, and the call that could not read it is repeated."""
+"""The check of a queue, and recovery: the library puts damaged data aside, and the call that met it is repeated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ from penstock.core.text import get_logger
 from penstock.errors import StorageDamaged, StorageRefused
 from penstock.storage.valkey.library import Keys
 from penstock.storage.valkey.replies import Arg
+from penstock.storage.values import Checked
 
 AT_MOST: Final = 10
 """The number of records of a queue that may be put aside automatically within a minute."""
+_CHECKED: Final = (
+    "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
+    "expiring", "instants", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup",
+    "dedup_times", "schedulers", "slots", "suspended", "received", "held_completed", "held_failed",
+    "held_cancelled", "groups", "parents", "linked",
+)  # fmt: skip
+"""The parts that the function ``check`` compares; those of consumers and error classes come on top."""
 _ENTRIES: Final = 500
 _GLOB: Final = re.compile(rb"[\\*?\[\]^]")
 _NAMED: Final = {
@@ -51,7 +59,7 @@ class Repair:
         values = await self.mend_values(queue, repair=True)
         done = 0
         if ids:
-            done, _ = await self._quarantine(queue, 0, "ids", ids=ids)
+            done, *_ = await self._step(queue, 0, "ids", ids=ids)
         left = 0
         for part in ("", "jobs", "state"):
             if not done and not left:
@@ -66,23 +74,54 @@ class Repair:
                 wrong = await self._drop_named_keys(queue)
         return done if done or values or wrong else None
 
-    async def mend_all(self, queue: str) -> int:
-        """Put all damaged records of a queue aside, and return how many there were."""
-        return sum([(await self._walk(queue, 0, part))[0] for part in ("jobs", "state")])
-
     async def condemn(self, queue: str, ids: Sequence[str], why: str) -> None:
         """Put jobs aside that the client cannot read although the server can."""
-        await self._quarantine(queue, 0, "ids", why=why, ids=ids)
+        await self._step(queue, 0, "ids", why=why, ids=ids)
         await self._recount(queue)
 
-    async def count(self, queue: str) -> int:
+    async def check(self, queue: str, *, repair: bool) -> Checked:
+        """Check the queue in steps of some hundred entries. Each step is atomic; jobs may move in between."""
+        if await self._run(queue, "restore_meta", int(repair)) and not repair:
+            return Checked(0, {"damaged_counters": 1}, repair)
+        problems = Counter(await self.mend_values(queue, repair=repair))
+        if "wrong_type" in problems and not repair:
+            return Checked(0, dict(problems), repair)
+        if repair:
+            damaged = sum([(await self._walk(queue, 0, part))[0] for part in ("jobs", "state")])
+        else:
+            damaged = await self._count(queue)
+        if repair or not damaged:
+            problems |= Counter(await self.mend_values(queue, repair=repair, counters=True))
+        problems.update({"damaged_jobs": damaged}, **await self._check_log(queue, repair=repair))
+        key = self._keys.part(queue, "jobs")
+        records: int = await self._plain(key, "HLEN", key)
+        named = [*await self._names(queue, "holders", "held:"), *await self._names(queue, "errors", "error:")]
+        for part in (*_CHECKED, *named):
+            try:
+                await self._check_part(queue, part, problems, repair=repair)
+            except StorageDamaged:
+                if repair or not damaged:
+                    raise
+        return Checked(records, dict(+problems), repair)
+
+    async def _check_part(self, queue: str, part: str, problems: Counter[str], *, repair: bool) -> None:
+        cursor = b""
+        while cursor != b"0":
+            cursor, _, *pairs = await self._run(queue, "check", part, cursor or b"0", int(repair))
+            for kind, times in zip(pairs[::2], pairs[1::2], strict=True):
+                problems[kind.decode()] += times
+
+    async def _names(self, queue: str, names: str, prefix: str) -> list[str]:
+        """Return the names of indexes that exist once per name in a hash."""
+        key = self._keys.part(queue, names)
+        return [f"{prefix}{name.decode()}" for name in await self._plain(key, "HKEYS", key)]
+
+    async def _count(self, queue: str) -> int:
         """Return how many records are damaged."""
-        total = 0
-        for part in ("jobs", "state"):
-            cursor: bytes | None = None
-            while cursor != b"0":
-                cursor, count = await self._run(queue, "count_damaged", part, cursor or b"0")
-                total += count if part == "jobs" else 0
+        total, cursor = 0, b""
+        while cursor != b"0":
+            cursor, count = await self._run(queue, "count_damaged", "jobs", cursor or b"0")
+            total += count
         return total
 
     async def mend_values(self, queue: str, *, repair: bool, counters: bool = False) -> dict[str, int]:
@@ -103,14 +142,15 @@ class Repair:
             if cursor == b"0" or (most and (done or left)):
                 return total, left
 
-    async def _quarantine(
-        self, queue: str, most: int, part: str, *, why: str = "", ids: Sequence[Arg] = ()
-    ) -> tuple[int, int]:
-        done, left, _ = await self._step(queue, most, part, b"0", why=why, ids=ids)
-        return done, left
-
     async def _step(
-        self, queue: str, most: int, part: str, cursor: bytes, *, why: str = "", ids: Sequence[Arg] = ()
+        self,
+        queue: str,
+        most: int,
+        part: str,
+        cursor: bytes = b"0",
+        *,
+        why: str = "",
+        ids: Sequence[Arg] = (),
     ) -> tuple[int, int, bytes]:
         cursor, done, left, unnotified = await self._run(queue, "quarantine", most, part, cursor, why, *ids)
         if done:
@@ -156,7 +196,7 @@ class Repair:
 
     # The event log
 
-    async def check_log(self, queue: str, *, repair: bool) -> dict[str, int]:
+    async def _check_log(self, queue: str, *, repair: bool) -> dict[str, int]:
         """Count damaged entries and missing events; with ``repair``, note both as lost."""
         key, meta = self._keys.part(queue, "events"), self._keys.part(queue, "meta")
         trimmed, packed = await self._plain(meta, "HMGET", meta, "trimmed", "lost")

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from penstock.core.flow import UNKNOWN_DEPENDENCY
-from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
+from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob, Options, unpack_extras
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Complete
+from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
-from penstock.storage.valkey.codec import decode_leases, decode_readable_leases, encode_jobs, encode_outcome
-from penstock.storage.valkey.jobs import STATES, UnknownOptions
+from penstock.storage.valkey.jobs import (
+    STATE_OF,
+    STATES,
+    UNREADABLE,
+    UnknownOptions,
+    decode_options,
+    encode_jobs,
+    read_static,
+    signed,
+)
 from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import (
@@ -40,19 +48,19 @@ ENQUEUED: Final[dict[int, EnqueueStatus]] = {
     ord("u"): "updated",
     ord("r"): "rerun",
 }
-_encode_json: Final = msgspec.json.Encoder().encode
-STATE_OF: Final = {ord(letter): state for letter, state in STATES.items()}
 _SETTLED: Final = {
     **{ord(letter): Settled(True, state) for letter, state in STATES.items()},
     **{ord(letter.upper()): Settled(False, state) for letter, state in STATES.items()},
     ord("-"): Settled(False, None),
 }
-_EXTENDED: Final[dict[int, Extended]] = {
-    ord("e"): "extended",
-    ord("c"): "cancel",
-    ord("x"): "expired",
-    ord("l"): "lost",
-}
+_EXTENDED: Final[dict[str, Extended]] = {"e": "extended", "c": "cancel", "x": "expired", "l": "lost"}
+
+_HAS_SIGNAL: Final = 2
+_DETAILS: Final = struct.Struct(">HIHIIIIHIHIB")
+_EXTRAS_AT: Final = _DETAILS.size + 4
+_unpack_static = struct.Struct(">HIHIB6s").unpack_from
+_pack = msgspec.msgpack.Encoder().encode
+_encode_json: Final = msgspec.json.Encoder().encode
 
 
 class Running:
@@ -163,7 +171,7 @@ class Running:
             if type(outcome) is Complete and outcome.ttl_ms is None:
                 args.append(item.token.to_bytes(6, "big") + b"C" + outcome.result)
             else:
-                args.append(encode_outcome(item.token, outcome))
+                args.append(item.token.to_bytes(6, "big") + _encode_outcome(outcome))
         letters, *rest = await self._calls.call_once(queue, "settle", args, ticket=ticket)
         answers = [_SETTLED[letter] for letter in letters]
         if len(rest) > 1:
@@ -176,23 +184,32 @@ class Running:
 
     async def _claimed(self, queue: str, reply: list[Any], *, seen: int) -> Claimed:
         try:
-            leases = decode_leases(reply)
-        except UnknownOptions:
-            await self._calls.learn_options(queue)
-            leases = await self._readable(queue, reply)
-        except (ValueError, LookupError, TypeError, struct.error):
+            leases = _decode_leases(reply)
+        except UNREADABLE as error:
+            if isinstance(error, UnknownOptions):
+                await self._calls.learn_options(queue)
             leases = await self._readable(queue, reply)
         if leases:
             if reply[3] <= seen:
                 await self._went_back(queue, seen)
             self._seen_seq[queue] = max(self._seen_seq.get(queue, 0), leases[-1].token)
-        return Claimed(
-            leases, None if reply[1] < 0 else reply[1], reply[0] == 1, reply[0] == 2, reply[0] == 3
-        )
+        why, wait_ms = reply[:2]
+        return Claimed(leases, None if wait_ms < 0 else wait_ms, why == 1, why == 2, why == 3)
 
     async def _readable(self, queue: str, reply: list[Any]) -> list[Lease]:
         """Return the leases that can be decoded; put the jobs of the others aside."""
-        leases, damaged, why = decode_readable_leases(reply)
+        now_ms, token, ids, statics, details = reply[2:7]
+        details_of = dict(zip(details[::2], details[1::2], strict=True))
+        leases: list[Lease] = []
+        damaged: list[str] = []
+        why = ""
+        for place, (id, static) in enumerate(zip(ids, statics, strict=True), 1):
+            try:
+                lease = _decode_lease(id.decode(), static, token=token + place - 1, now_ms=now_ms)
+                leases.append(_with_details(lease, details_of[place]) if place in details_of else lease)
+            except UNREADABLE as error:
+                damaged.append(id)
+                why = f"{type(error).__name__} {error}"
         if damaged:
             await self._calls.repair.condemn(queue, damaged, why)
         return leases
@@ -221,7 +238,8 @@ class Running:
         for id, token in held:
             args.append(id)
             args.append(token.to_bytes(6, "big"))
-        return [_EXTENDED[letter] for letter in await self._calls.call(queue, "extend", *args)]
+        letters: bytes = await self._calls.call(queue, "extend", *args)
+        return [_EXTENDED[letter] for letter in letters.decode()]
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         reply, damaged = await self._calls.call_counted(queue, "sweep", limit)
@@ -252,19 +270,9 @@ class Running:
         for item in reports:
             has = {"p": item.progress is not None, "y": item.payload is not None, "u": bool(item.usage)}
             usage = _encode_json(dict(sorted(item.usage.items()))) if item.usage else b""
-            args += (
-                item.id,
-                item.token.to_bytes(6, "big"),
-                "".join(letter for letter in has if has[letter]),
-            )
-            args += (
-                item.progress or b"",
-                item.payload or b"",
-                usage,
-                item.log_skipped,
-                len(item.log),
-                *item.log,
-            )
+            args += (item.id, item.token.to_bytes(6, "big"), "".join(letter for letter in has if has[letter]))
+            args += (item.progress or b"", item.payload or b"", usage)
+            args += (item.log_skipped, len(item.log), *item.log)
         letters = await self._calls.call_once(queue, "report", args)
         return [letter == ord("y") for letter in letters]
 
@@ -287,3 +295,80 @@ def refusal(queue: str, error: Refused) -> Exception:
     if error.code != "NOTFOUND":
         return error
     return JobNotFound.in_queue(queue, error.text, UNKNOWN_DEPENDENCY)
+
+
+# Outcomes and leases
+
+
+def _encode_outcome(outcome: Outcome) -> bytes:
+    """Return an outcome as settle takes it, behind the token."""
+    match outcome:
+        case Complete(result, ttl_ms):
+            return b"C" + result if ttl_ms is None else b"K" + ttl_ms.to_bytes(6, "big") + result
+        case Fail(failure, retry_in_ms, final, ttl_ms):
+            kind, ttl = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
+            return b"%b%c%b%b%b" % (kind, final, retry_in_ms.to_bytes(6, "big"), ttl, _pack(failure))
+        case Snooze(delay_ms, step, unknown):
+            return b"S%b%b%b" % (delay_ms.to_bytes(6, "big"), b"?" * unknown, _step(step))
+        case Suspend(signal, timeout_ms, step):
+            name = signal.encode()
+            return b"P%b%c%b%b" % (timeout_ms.to_bytes(6, "big"), len(name), name, _step(step))
+        case Release():
+            return b"R"
+        case Limited(delay_ms, scope):
+            return b"L%b%b" % (delay_ms.to_bytes(6, "big"), b"q" if scope == "queue" else b"g")
+        case Await():
+            return b"W"
+        case Cancel():
+            return b"X"
+        case _:
+            assert_never(outcome)
+
+
+def _step(step: str | None) -> bytes:
+    return b"" if step is None else b"=" + step.encode()
+
+
+def _decode_leases(reply: list[Any]) -> list[Lease]:
+    """Return the leases of a claim's reply (lua/take.lua). Raises UnknownOptions."""
+    now_ms, token, ids, statics, details = reply[2:7]
+    leases: list[Lease] = []
+    append, unpack = leases.append, _unpack_static
+    last = b""
+    options = Options()
+    for id, static in zip(ids, statics, strict=True):
+        a, b, c, d, flags, reference = unpack(static)
+        if flags == 0:
+            if reference != last:
+                last, options = reference, decode_options(reference)
+            append(
+                Lease(id.decode(), token, a << 32 | b, 1, 0, 0, static[19:], options, 0, c << 32 | d, now_ms)
+            )
+        else:
+            append(_decode_lease(id.decode(), static, token=token, now_ms=now_ms))
+        token += 1
+    for place, packed in zip(details[::2], details[1::2], strict=True):
+        leases[place - 1] = _with_details(leases[place - 1], packed)
+    return leases
+
+
+def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
+    fields = read_static(static)
+    return Lease(
+        id, token, fields.incarnation, 1, 0, 0, fields.payload, fields.options, fields.priority,
+        fields.enqueued_at_ms, now_ms, fields.expires_at_ms, False, fields.run_id, fields.extras,
+    )  # fmt: skip
+
+
+def _with_details(lease: Lease, packed: bytes) -> Lease:
+    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, flags = _DETAILS.unpack_from(packed)
+    extras, signal = lease.extras, None
+    if len(packed) > _DETAILS.size:
+        end = _EXTRAS_AT + int.from_bytes(packed[_DETAILS.size : _EXTRAS_AT], "big")
+        extras = unpack_extras(packed[_EXTRAS_AT:end])
+        signal = packed[end:] if flags & _HAS_SIGNAL else None
+    return Lease(
+        lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
+        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, flags & 1 == 1, lease.run_id, extras,
+        signal,
+    )  # fmt: skip
