@@ -92,6 +92,7 @@ async def correct_calls() -> None:
     assert_type(await report.options(queue="other").enqueue("may"), JobHandle[list[str]])
     assert_type(await embed.enqueue("one text"), JobHandle[float])
     assert_type(await tidy.options(delay="5m", priority=-1).enqueue(), JobHandle[None])
+    await tidy.options(delay=None, run_at=None, group=None, headers=None).enqueue()
     assert_type(await store.call({"a": 1}, "orders"), dict[str, Any])
     assert_type(send.job("ada"), JobSpec[int])
     assert_type(

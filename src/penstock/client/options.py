@@ -70,7 +70,7 @@ class Treatment(TypedDict, total=False):
 
 
 class Placement(TypedDict, total=False):
-    """The options of a single job.
+    """The options of a single job. ``None`` stands for the default.
 
     - ``id``: the job id, which is also its dedup key (default: a new one).
     - ``delay`` or ``run_at``: run after this duration, or at this (aware) time.
@@ -88,20 +88,20 @@ class Placement(TypedDict, total=False):
     - ``run_id``, ``write_id``: the table run, and the write, that the job belongs to.
     """
 
-    id: str
-    delay: Duration
-    run_at: datetime
+    id: str | None
+    delay: Duration | None
+    run_at: datetime | None
     priority: int
     lifo: bool
     ttl: Duration | None
     on_conflict: OnConflict
-    dedup: Dedup | str
+    dedup: Dedup | str | None
     unchecked: bool
-    group: str
+    group: str | None
     cost: int
-    headers: Mapping[str, str]
-    hold: Mapping[str, Duration]
-    after: Iterable[Any]
+    headers: Mapping[str, str] | None
+    hold: Mapping[str, Duration] | None
+    after: Iterable[Any] | None
     after_failure: Policy
     run_id: str
     write_id: str
