@@ -39,7 +39,7 @@ def test_what_is_something_else_is_said() -> None:
         find("tests.spark.fleet_tasks:app", Task)
 
 
-def test_an_app_is_located_where_its_tasks_are_whoever_else_has_it(loaded: ModuleType) -> None:
+def test_an_app_is_located_in_the_module_that_has_its_tasks(loaded: ModuleType) -> None:
     loaded.mine = app  # type: ignore[attr-defined]
     assert locate(app, in_script=True) == ("tests.spark.fleet_tasks", "app")
     assert task_modules(app) == ["tests.spark.fleet_tasks"]
@@ -51,7 +51,9 @@ def test_an_app_without_tasks_is_located_where_it_stands(loaded: ModuleType) -> 
     assert task_modules(alone) == []
 
 
-def test_a_script_will_do_for_those_who_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_in_a_script_is_located_only_for_processes_that_load_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     script = App("memory://")
     monkeypatch.setattr(sys.modules["__main__"], "script", script, raising=False)
     assert locate(script, in_script=True) == ("__main__", "script")
@@ -59,6 +61,6 @@ def test_a_script_will_do_for_those_who_load_it(monkeypatch: pytest.MonkeyPatch)
         locate(script, in_script=False)
 
 
-def test_an_app_that_is_nowhere_is_refused() -> None:
+def test_an_app_made_inside_a_function_is_refused() -> None:
     with pytest.raises(InvalidOption, match="made inside a function"):
         locate(App("memory://"), in_script=True)

@@ -51,7 +51,7 @@ def test_a_script_sees_what_a_new_interpreter_would_show_it(tmp_path: Path) -> N
     ("code", "ended"),
     [("pass", 0), ("raise SystemExit", 0), ("raise SystemExit('why')", 1), ("1 / 0", 1), ("os.abort()", -6)],
 )
-def test_its_end_is_told(tmp_path: Path, code: str, ended: int) -> None:
+def test_the_exit_code_of_the_script_is_reported(tmp_path: Path, code: str, ended: int) -> None:
     (tmp_path / "end.py").write_text(f"import os\n{code}\n")
 
     run = run_script(f"{tmp_path}/end.py", cwd=tmp_path, env={"PATH": os.environ["PATH"]})

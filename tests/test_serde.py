@@ -295,7 +295,7 @@ def test_serdes_are_found_by_name_or_given_as_objects(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("value", ["pickle", "", None, 5, Json, object()])
-def test_what_is_no_serde_is_refused(value: Any) -> None:
+def test_an_invalid_serde_is_refused(value: Any) -> None:
     with pytest.raises(InvalidOption, match=r"^serde="):
         resolve_serde(value)
 

@@ -225,7 +225,7 @@ def test_defaults_are_the_workers_and_the_very_objects() -> None:
         (context_unseen, (1,), {}, ("ctx", 1)),
     ],
 )
-def test_the_context_is_no_part_of_the_payload_and_gets_its_place(
+def test_the_context_is_passed_in_its_place_and_is_not_in_the_payload(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any
 ) -> None:
     assert Signature.of(function).context_parameter == "ctx"
@@ -312,7 +312,7 @@ def test_raw_bytes_are_the_one_argument() -> None:
             use(Signature.of(send))
 
 
-def test_a_serde_of_ones_own_that_returns_something_else_is_told() -> None:
+def test_a_custom_serde_that_returns_another_type_is_reported() -> None:
     with pytest.raises(SerializationError, match="decoded the payload of send to a list"):
         Signature.of(send).unpack(b"[1]", OwnSerde())
     with pytest.raises(SerializationError, match="does not fit send"):

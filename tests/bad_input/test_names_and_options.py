@@ -217,7 +217,7 @@ async def test_arguments_that_do_not_fit_the_function_are_refused_with_its_signa
         await task.enqueue("a", item="b")
 
 
-def test_an_unregistered_task_is_told_with_those_that_are() -> None:
+def test_an_unregistered_task_is_reported_with_the_registered_ones() -> None:
     app = App("memory://")
     make_task(app)
     with pytest.raises(UnknownTask, match=r"no task 'wrap' is registered.*has pack\. Import the module"):

@@ -147,7 +147,7 @@ def check(error: StorageError) -> None:
 
 
 @pytest.mark.parametrize("kind", [*NOT_RESP, *WRONG_TYPES])
-async def test_what_is_no_server_of_ours_is_refused_when_connecting(kind: str) -> None:
+async def test_another_kind_of_server_is_refused_when_connecting(kind: str) -> None:
     garbage = (NOT_RESP | WRONG_TYPES)[kind]
     async with server(lambda _: garbage) as url:
         app = App(url)

@@ -52,7 +52,7 @@ async def test_a_url_that_makes_no_sense_is_refused_at_the_first_use(
     assert not list(tmp_path.iterdir()), "a refused URL makes no file"
 
 
-async def test_a_server_that_is_not_there_is_unavailable_and_named() -> None:
+async def test_a_missing_server_is_unavailable_and_named() -> None:
     port = free_port()
     with pytest.raises(StorageUnavailable) as caught:
         await App(f"valkey://:{SECRET}@{HOST}:{port}").connect()
@@ -60,7 +60,7 @@ async def test_a_server_that_is_not_there_is_unavailable_and_named() -> None:
     assert SECRET not in str(caught.value)
 
 
-async def test_a_folder_that_is_not_there_is_unavailable_and_named(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_unavailable_and_named(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable) as caught:
         await App(f"sqlite:///{tmp_path}/missing/jobs.db").connect()
     assert_says(caught.value, "missing/jobs.db", "directory does not exist", "Create")

@@ -142,7 +142,7 @@ def guarded() -> Iterator[ValkeyServer]:
     ],
     ids=["wrong password", "unknown user", "no password", "no right at all"],
 )
-async def test_a_login_that_is_refused_is_told_without_the_password(
+async def test_a_refused_login_is_reported_without_the_password(
     guarded: ValkeyServer, login: str, words: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -158,7 +158,7 @@ async def test_a_login_that_is_refused_is_told_without_the_password(
 
 
 @pytest.mark.parametrize("user", ["reader", "elsewhere"])
-async def test_a_right_that_is_missing_is_told_and_nothing_is_written(
+async def test_a_missing_permission_is_reported_and_nothing_is_written(
     guarded: ValkeyServer, user: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -70,7 +70,7 @@ async def test_what_a_killed_worker_of_ours_held_comes_back_by_our_clean(
 
 
 @pytest.mark.timeout(180)
-async def test_workers_and_cleaners_of_all_at_once_complete_every_item(
+async def test_workers_and_cleaners_of_both_sides_complete_every_item_together(
     ours: WorkQueue, start_peer: StartPeer, db: redis.Redis, prefix: str
 ) -> None:
     """Workers, a cleaner and a producer of each kind; one worker of each is killed holding an item, one working."""

@@ -87,7 +87,7 @@ async def test_an_item_in_no_list_comes_back_by_a_deep_clean_only(ours: WorkQueu
     assert await drained(ours) == ["a"]
 
 
-async def test_an_item_in_no_list_is_left_to_who_holds_its_lease(ours: WorkQueue, wire: Wire) -> None:
+async def test_an_item_in_no_list_is_left_to_the_holder_of_its_lease(ours: WorkQueue, wire: Wire) -> None:
     wire.item("a")
     wire.lease("a")
 
@@ -174,7 +174,7 @@ async def test_a_light_clean_does_not_walk_along_a_long_queue(ours: WorkQueue, w
     assert await drained(ours) == ["a"]
 
 
-async def test_two_cleaners_at_once_put_an_item_back_once(
+async def test_two_concurrent_cleaners_return_an_item_once(
     ours: WorkQueue, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire.item("a", "stray")
@@ -220,7 +220,7 @@ async def test_what_a_cleaner_had_in_hand_when_it_died_comes_back(ours: WorkQueu
     assert await ours.light_clean(grace=0) == Cleaned(returned=1)
 
 
-async def test_entries_that_are_no_text_stop_nobody(
+async def test_entries_that_are_not_text_do_not_stop_a_reader(
     ours: WorkQueue, db: redis.Redis, prefix: str, wire: Wire
 ) -> None:
     wire.item("a")

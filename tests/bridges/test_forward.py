@@ -22,7 +22,7 @@ async def app(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[
         yield app
 
 
-async def test_what_they_add_is_a_job_here(ours: WorkQueue, theirs: Peer, app: App) -> None:
+async def test_an_item_added_by_their_client_is_a_job_here(ours: WorkQueue, theirs: Peer, app: App) -> None:
     queue = app.queue("mail")
     theirs.ask("add", "a", '{"to": "ada"}')
     theirs.ask("add", "b", '{"to": "bob"}')
@@ -80,7 +80,7 @@ async def test_an_item_whose_forwarder_died_before_completing_it_is_not_doubled(
     assert await ours.lengths() == (0, 0)
 
 
-async def test_a_completion_that_cannot_be_told_stops_no_forwarder(
+async def test_a_completion_that_cannot_be_reported_does_not_stop_the_forwarder(
     ours: WorkQueue, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = app.queue("mail")

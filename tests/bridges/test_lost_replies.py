@@ -48,7 +48,7 @@ async def test_an_item_is_added_once(losing: WorkQueue) -> None:
     assert await losing.queue_len() == 2
 
 
-async def test_nobody_is_told_that_he_did_not_complete_what_he_may_have(losing: WorkQueue) -> None:
+async def test_a_possible_completion_is_never_reported_as_not_completed(losing: WorkQueue) -> None:
     await losing.add_item(Item("data", "a"))
     item = await losing.lease("30s", wait=0)
     # The repeat of a lease finds the queue empty: the item is held by nobody who knows, until the lease is over.

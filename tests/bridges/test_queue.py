@@ -78,7 +78,7 @@ async def test_a_lease_without_waiting_finds_nothing_in_an_empty_queue(ours: Wor
     assert await ours.lease("30s", wait=0) is None
 
 
-async def test_a_lease_waits_no_longer_than_it_was_told(ours: WorkQueue) -> None:
+async def test_a_lease_call_waits_no_longer_than_asked(ours: WorkQueue) -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
 
@@ -96,7 +96,7 @@ async def test_waiting_leases_get_an_item_each(ours: WorkQueue, db: redis.Redis)
     assert sorted(item.id for item in items if item is not None) == ["0", "1", "2", "3", "4"]
 
 
-async def test_complete_is_true_for_one_of_many_at_once(ours: WorkQueue) -> None:
+async def test_complete_is_true_for_one_of_many_concurrent_callers(ours: WorkQueue) -> None:
     await ours.add_item(Item("data", "a"))
     item = await ours.lease("30s", wait=0)
     assert item is not None
@@ -148,14 +148,14 @@ async def test_an_item_that_came_again_is_not_completed_by_a_holder_of_the_one_b
     assert item == Item("new", "a")
 
 
-async def test_an_item_made_by_hand_completes_whoever_holds_it(ours: WorkQueue) -> None:
+async def test_an_item_built_by_hand_completes_the_lease_of_any_holder(ours: WorkQueue) -> None:
     await ours.add_item(Item("data", "a"))
     await ours.lease("30s", wait=0)
 
     assert await ours.complete(Item(b"", "a")) is True
 
 
-async def test_an_item_that_nobody_leased_is_not_completed(ours: WorkQueue) -> None:
+async def test_an_item_that_was_not_leased_is_not_completed(ours: WorkQueue) -> None:
     await ours.add_item(Item("data", "a"))
 
     assert await ours.complete(Item("data", "a")) is False
@@ -303,7 +303,7 @@ async def test_a_full_server_takes_nothing_new_and_lets_work_go_on(prefix: str) 
         await queue.close()
 
 
-async def test_a_key_of_another_kind_is_told(ours: WorkQueue, db: redis.Redis, prefix: str) -> None:
+async def test_a_key_of_another_kind_is_reported(ours: WorkQueue, db: redis.Redis, prefix: str) -> None:
     db.set(f"{prefix}:queue", "not a list")
 
     with pytest.raises(StorageError, match="WRONGTYPE"):

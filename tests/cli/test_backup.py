@@ -65,7 +65,7 @@ def test_a_backup_into_a_missing_folder_is_a_mistake_of_use(penstock: Shell) -> 
     assert "the folder nodir does not exist" in penstock.refused("backup", "nodir/b.db", code=2)
 
 
-def test_a_store_that_is_not_there_is_not_made(penstock: Shell, tmp_path: Path) -> None:
+def test_a_missing_store_is_not_created(penstock: Shell, tmp_path: Path) -> None:
     assert "does not exist" in penstock.refused("backup", "jobs.backup", code=3)
     assert list(tmp_path.iterdir()) == []
 

@@ -56,7 +56,7 @@ def test_an_empty_value_takes_back_what_was_saved(penstock: Shell) -> None:
     assert "timeout is not set" in penstock.refused("config", "get", "timeout", code=3)
 
 
-def test_saving_what_does_not_count_here_is_told(penstock: Shell) -> None:
+def test_saving_a_value_that_the_environment_overrides_is_reported(penstock: Shell) -> None:
     run = penstock("config", "set", "queue", "mail", env={"PENSTOCK_QUEUE": "other"})
 
     assert run.returncode == 0

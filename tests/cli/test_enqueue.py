@@ -30,7 +30,7 @@ def state_of(shell: Shell, id: str) -> str:
     return state
 
 
-def test_a_command_is_put_in_and_run(on_both: Shell, tmp_path: Path) -> None:
+def test_a_command_is_enqueued_and_run(on_both: Shell, tmp_path: Path) -> None:
     id = on_both.ok("enqueue", f"echo done > {tmp_path}/out").strip()
     assert not (tmp_path / "out").exists()
 
@@ -135,7 +135,7 @@ def test_thousands_come_from_standard_input_or_a_file(on_both: Shell, tmp_path: 
     assert on_both.json("status")["queues"][0]["waiting"] == 3001
 
 
-def test_tasks_are_put_in_by_name(on_both: Shell, tmp_path: Path) -> None:
+def test_tasks_are_enqueued_by_name(on_both: Shell, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     on_both.ok("enqueue", "--task", "send", "-q", "mail", '{"to": "ada"}', "--id", "a")
     on_both.ok("enqueue", "--app", "tasks:app", "--task", "send", '["bob", 2]', "--id", "b")
@@ -189,7 +189,7 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
         (("x", "--group", "\udcff"), "is not allowed as group"),
     ],
 )
-def test_what_cannot_be_put_in_is_refused_and_nothing_is_written(
+def test_an_invalid_job_is_refused_and_nothing_is_written(
     penstock: Shell, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     assert says in penstock.refused("enqueue", *arguments, code=2)
@@ -216,14 +216,14 @@ def test_a_second_store_below_another_is_reported(
     assert shell("enqueue", *arguments, input="pwd\n").stderr == ""
 
 
-def test_a_bad_line_is_named_and_what_was_put_in_before_is_told(penstock: Shell) -> None:
+def test_a_bad_line_is_reported_with_the_count_enqueued_before_it(penstock: Shell) -> None:
     said = penstock.refused("enqueue", "-", input='echo a\n{"command": 1}\n', code=2)
 
     assert "line 2: command must be a string, got 1." in said
     assert "Nothing was enqueued." in said
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(penstock: Shell, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_line(penstock: Shell, tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text('{"command": "true", "id": "first"}\n', encoding="utf-8-sig")
     (tmp_path / "arguments").write_text('{"to": "ada"}\n', encoding="utf-8-sig")
     (tmp_path / "commands").write_text("make report\n", encoding="utf-8-sig")
@@ -246,9 +246,7 @@ def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:
     assert penstock.json("status")["queues"][0]["waiting"] == before
 
 
-def test_a_store_that_is_away_refuses_or_is_of_a_newer_version_is_told(
-    penstock: Shell, tmp_path: Path
-) -> None:
+def test_an_unreachable_refusing_or_newer_store_is_reported(penstock: Shell, tmp_path: Path) -> None:
     import sqlite3
 
     assert "127.0.0.1:1" in penstock.refused("enqueue", "x", "--url", "valkey://127.0.0.1:1", code=5)
@@ -273,7 +271,7 @@ def test_a_failing_command_is_retried_with_backoff_and_then_failed(penstock: She
     assert told["failure"]["type"] == "CommandFailed"
 
 
-def test_a_worker_that_is_not_started_for_it_runs_no_commands(penstock: Shell, tmp_path: Path) -> None:
+def test_a_worker_runs_commands_only_if_started_for_them(penstock: Shell, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     penstock.ok("enqueue", "--id", "x", "--attempts", "1", "touch out")
     assert "has nothing to run" in penstock.refused("worker", "--burst", "--no-commands", code=2)
@@ -284,7 +282,7 @@ def test_a_worker_that_is_not_started_for_it_runs_no_commands(penstock: Shell, t
     assert "does not run commands" in penstock.json("show", "x")["failure"]["message"]
 
 
-def test_a_worker_on_a_server_runs_no_commands_unless_it_is_told_to(valkey_url: str, tmp_path: Path) -> None:
+def test_a_worker_on_a_server_runs_commands_only_if_asked_to(valkey_url: str, tmp_path: Path) -> None:
     shell = Shell(tmp_path, f"{valkey_url}?namespace=nocommands")
     (tmp_path / "tasks.py").write_text(APP)
     shell.ok("enqueue", "--id", "x", "--attempts", "1", f"touch {tmp_path}/out")
@@ -295,7 +293,7 @@ def test_a_worker_on_a_server_runs_no_commands_unless_it_is_told_to(valkey_url: 
     assert until(lambda: state_of(shell, "x") == "failed")
 
 
-def test_a_full_disk_is_told_and_what_was_answered_is_kept(penstock: Shell, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_confirmed_jobs_are_kept(penstock: Shell, tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("".join(f'{{"command": "true", "id": "n-{n}"}}\n' for n in range(20_000)))
     (tmp_path / "disk").mkdir()
     mounted = "mount -t tmpfs -o size=2m tmpfs disk && cd disk"
@@ -322,7 +320,7 @@ def test_a_full_disk_is_told_and_what_was_answered_is_kept(penstock: Shell, tmp_
     assert f"{waiting} records, all indexes agree" in run.stderr
 
 
-def test_json_that_is_nested_too_deeply_is_a_line_that_is_no_job(penstock: Shell, tmp_path: Path) -> None:
+def test_json_nested_too_deeply_is_not_a_job(penstock: Shell, tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
     lines = [f'{{"task": "t", "args": {deep}}}', '{"command": "true"}', '{"args":' * 100_000]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")

@@ -83,7 +83,7 @@ def test_a_test_runs_it_on_a_server(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_the_manual_tells_of_it(path: str) -> None:
+def test_the_manual_page_documents_it(path: str) -> None:
     assert f"`{path}" in MANUAL or f"penstock {path}" in MANUAL
 
 

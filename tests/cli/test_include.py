@@ -85,9 +85,7 @@ def test_a_worker_whose_app_has_no_tasks_does_not_start_even_on_a_local_store(
     assert "`penstock worker -i myproject.mail`" in said
 
 
-def test_a_worker_whose_app_has_no_tasks_runs_commands_if_it_is_told_to(
-    penstock: Shell, tmp_path: Path
-) -> None:
+def test_a_worker_whose_app_has_no_tasks_runs_commands_if_asked_to(penstock: Shell, tmp_path: Path) -> None:
     write(tmp_path)
     id = penstock.ok("enqueue", "true").strip()
 

@@ -32,7 +32,7 @@ def test_short_ids_are_longer_where_they_would_be_alike() -> None:
     }
 
 
-def test_ten_thousand_ids_are_shortened_at_once() -> None:
+def test_ten_thousand_ids_are_shortened_together() -> None:
     ids = [uuid7() for _ in range(10_000)]
     assert len(set(short_ids(ids).values())) == 10_000
 

@@ -24,7 +24,7 @@ def waiting(shell: Shell) -> int:
     return sum(row["waiting"] for row in queues)
 
 
-def test_lines_go_in_as_they_come_and_ctrl_c_says_how_many_are_in(penstock: Shell) -> None:
+def test_lines_are_enqueued_as_they_come_and_ctrl_c_reports_the_count(penstock: Shell) -> None:
     with subprocess.Popen(
         [*script(), "enqueue", "-"],
         cwd=penstock.folder,
@@ -49,7 +49,7 @@ def test_lines_go_in_as_they_come_and_ctrl_c_says_how_many_are_in(penstock: Shel
     assert waiting(penstock) == 2
 
 
-def test_whoever_types_jobs_ends_by_one_ctrl_d(penstock: Shell) -> None:
+def test_one_ctrl_d_ends_typed_input(penstock: Shell) -> None:
     with Terminal(penstock, "enqueue", "-") as terminal:
         terminal.read_until("Ctrl-D ends")
         terminal.press("echo typed\n")
@@ -59,7 +59,7 @@ def test_whoever_types_jobs_ends_by_one_ctrl_d(penstock: Shell) -> None:
         assert terminal.wait() == 0
 
 
-def test_whoever_types_jobs_may_leave_by_ctrl_c(penstock: Shell) -> None:
+def test_ctrl_c_leaves_typed_input(penstock: Shell) -> None:
     with Terminal(penstock, "enqueue", "-") as terminal:
         terminal.read_until("Ctrl-D ends")
         terminal.press("\x03")
@@ -87,7 +87,7 @@ def test_a_ctrl_c_before_the_event_loop_runs_is_not_forgotten(
         run_app(App(f"sqlite:///{tmp_path}/penstock.db"), nothing)
 
 
-def test_lines_that_are_no_jobs_are_named_and_passed_over(on_both: Shell) -> None:
+def test_lines_that_are_not_jobs_are_named_and_skipped(on_both: Shell) -> None:
     lines = ['{"command": "true"}'] * 2000 + ["{", '{"id": "x"}'] + ["true"] * 2000
     run = on_both("enqueue", "-", "--keep-going", input="\n".join(lines))
 
@@ -118,7 +118,7 @@ def test_a_bare_number_is_a_number_of_seconds(penstock: Shell) -> None:
     assert penstock.ok("reset-stale", "--older-than", "300") == "0 jobs wait again\n"
 
 
-def test_waiting_for_a_job_that_is_there_already_is_told(penstock: Shell) -> None:
+def test_waiting_for_an_existing_job_is_reported(penstock: Shell) -> None:
     penstock.ok("enqueue", "--id", "x", "echo once")
     penstock.ok("worker", "--burst")
     run = penstock("enqueue", "--id", "x", "--wait", "echo twice")

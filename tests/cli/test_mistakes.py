@@ -57,14 +57,14 @@ def test_a_queue_that_was_set_up_before_its_first_job_exists(on_both: Shell) -> 
     assert on_both.json("status", "-q", "reports")["queues"][0]["waiting"] == 0
 
 
-def test_looking_at_a_store_without_jobs_is_no_mistake(penstock: Shell) -> None:
+def test_looking_at_a_store_without_jobs_is_not_an_error(penstock: Shell) -> None:
     penstock.ok("enqueue", "true", "--id", "a")
     penstock.ok("clear", "--yes")
     assert penstock.json("list") == []
     assert penstock.json("list", "-q", "default") == []
 
 
-def test_a_list_that_is_cut_says_so(penstock: Shell) -> None:
+def test_a_truncated_list_says_how_many_more_there_are(penstock: Shell) -> None:
     penstock.ok("enqueue", "-", input="true\n" * 73)
     run = penstock("list")
     assert run.stdout.count("waiting") == 50
@@ -148,7 +148,7 @@ def test_no_to_a_question_says_that_nothing_was_removed(penstock: Shell) -> None
     assert len(penstock.json("list")) == 1
 
 
-def test_a_url_that_is_none_is_named_with_its_origin(penstock: Shell) -> None:
+def test_an_invalid_url_is_named_with_its_origin(penstock: Shell) -> None:
     said = penstock.refused("status", code=2, env={"PENSTOCK_URL": "ops.db"})
     assert "PENSTOCK_URL in the environment: url cannot be 'ops.db'" in said
     assert "Give a URL such as sqlite:///ops.db." in said
@@ -176,7 +176,7 @@ def test_a_refused_connection_names_the_remedy(penstock: Shell) -> None:
     assert "cannot connect to 127.0.0.1:1: connection refused. Start the server, or check the host" in said
 
 
-def test_words_of_other_tools_and_misspelt_ones_have_remedies(penstock: Shell, tmp_path: Path) -> None:
+def test_words_of_other_tools_and_misspelt_words_have_remedies(penstock: Shell, tmp_path: Path) -> None:
     penstock.ok("enqueue", "--id", "bad", "--attempts", "1", "exit 1")
     penstock.ok("worker", "--burst")
 

@@ -23,7 +23,7 @@ from tests.cli.conftest import Shell, until
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_counts_are_told_by_queue_and_state(on_both: Shell) -> None:
+def test_status_counts_jobs_by_queue_and_state(on_both: Shell) -> None:
     on_both.ok("enqueue", "true", "-q", "a")
     on_both.ok("enqueue", "true", "-q", "a", "--delay", "1h")
     on_both.ok("enqueue", "true", "-q", "b")
@@ -39,7 +39,7 @@ def test_counts_are_told_by_queue_and_state(on_both: Shell) -> None:
     assert "no worker runs" in table
 
 
-def test_a_store_that_is_not_there_is_not_made_by_looking(penstock: Shell, tmp_path: Path) -> None:
+def test_looking_does_not_create_a_missing_store(penstock: Shell, tmp_path: Path) -> None:
     assert "does not exist" in penstock.refused("status", code=3)
     assert not (tmp_path / "penstock.db").exists()
 

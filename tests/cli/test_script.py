@@ -78,7 +78,7 @@ def test_without_a_command_there_is_help(penstock: Shell) -> None:
     assert "Usage: penstock" in run.stderr
 
 
-def test_a_command_that_is_not_there_is_refused_with_a_suggestion(penstock: Shell) -> None:
+def test_an_unknown_command_is_refused_with_a_suggestion(penstock: Shell) -> None:
     assert "Did you mean 'config'?" in penstock.refused("conifg", code=2)
 
 
@@ -89,7 +89,7 @@ def test_an_error_has_a_traceback_with_debug_only(penstock: Shell) -> None:
     assert "Traceback" in run.stderr
 
 
-def test_the_version_is_told(penstock: Shell) -> None:
+def test_the_version_is_printed(penstock: Shell) -> None:
     from penstock import __version__
 
     assert penstock.ok("--version") == f"penstock {__version__}\n"

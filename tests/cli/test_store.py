@@ -140,7 +140,7 @@ def test_a_command_below_the_project_finds_its_app(penstock: Shell, tmp_path: Pa
     assert Shell(tmp_path / "below").json("show", "a")["state"] == "waiting"
 
 
-def test_an_app_that_cannot_be_imported_is_told_and_can_be_gone_without(
+def test_an_app_that_cannot_be_imported_is_reported_and_can_be_skipped(
     penstock: Shell, tmp_path: Path
 ) -> None:
     penstock.ok("enqueue", "true")

@@ -106,7 +106,7 @@ def test_ctrl_c_ends_a_run_with_its_results_kept_and_no_process_left(penstock: S
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_the_second_ctrl_c_hands_back_what_runs_and_leaves_at_once(penstock: Shell) -> None:
+def test_the_second_ctrl_c_hands_back_running_jobs_and_exits(penstock: Shell) -> None:
     (penstock.folder / "slowly.py").write_text(TASKS)
     (penstock.folder / "numbers.csv").write_text("n\n1\n2\n3\n")
     url = f"sqlite:///{penstock.folder}/given.db"
@@ -132,7 +132,7 @@ def test_the_second_ctrl_c_hands_back_what_runs_and_leaves_at_once(penstock: She
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_following_a_history_goes_on_until_it_is_told_to_end(penstock: Shell) -> None:
+def test_following_a_history_continues_until_it_is_stopped(penstock: Shell) -> None:
     penstock.ok("enqueue", "true")
     follow = ["history", "sync", "--follow", "--every", "200ms", "--upto", "bronze", "--json", *SMALL]
     process = penstock.start(*follow, start_new_session=True)
@@ -153,7 +153,7 @@ def test_following_a_history_goes_on_until_it_is_told_to_end(penstock: Shell) ->
         process.stdout.close()
 
 
-def test_what_fails_because_of_ctrl_c_is_told_as_ctrl_c() -> None:
+def test_a_failure_caused_by_ctrl_c_is_reported_as_an_interrupt() -> None:
     def clean_up() -> None:
         raise OSError("the answer from Java is empty")
 

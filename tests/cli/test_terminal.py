@@ -86,7 +86,7 @@ def test_a_status_that_is_watched_goes_on_until_ctrl_c(penstock: Shell) -> None:
         assert terminal.wait() == 130
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(penstock: Shell) -> None:
+def test_a_reader_that_closes_the_pipe_is_not_an_error(penstock: Shell) -> None:
     penstock.ok("enqueue", "-", input="true\n" * 3000)
     listing = subprocess.Popen(
         [*script(), "list", "-n", "3000"],

@@ -52,7 +52,7 @@ def test_a_time_without_a_zone_is_local() -> None:
 @pytest.mark.parametrize(
     "text", ["", "soon", "25:00", "9", "tomorrow noon", "2026-13-01", "9999-99-99", "9:5"]
 )
-def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+def test_an_invalid_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(InvalidOption, match=r"is not a time\. Give one such as 18:30, 'tomorrow 9:00'"):
         read_time(text)
 

@@ -83,7 +83,7 @@ async def fail_one(app: App, id: str, *, queue: str = "mail") -> None:
     await storage.settle(queue, [Settlement(lease.id, lease.token, Fail(failure, final=True))])
 
 
-async def test_it_shows_queues_jobs_and_who_works_on_them(app: App) -> None:
+async def test_it_shows_queues_jobs_and_their_workers(app: App) -> None:
     await fail_one(app, "bad-one")
     await app.queue("reports").enqueue(1, id="next-one")
     async with Opened(app) as screen:
@@ -118,7 +118,7 @@ async def test_removing_asks_first(app: App) -> None:
         assert screen.ids == []
 
 
-async def test_one_queue_is_paused_at_once_and_all_queues_after_a_question(app: App) -> None:
+async def test_one_queue_is_paused_immediately_and_all_queues_after_a_question(app: App) -> None:
     for name in ("mail", "reports"):
         await app.queue(name).enqueue(1)
     async with Opened(app) as screen:

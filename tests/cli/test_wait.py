@@ -44,7 +44,7 @@ def test_a_wait_has_a_timeout_and_a_cancelled_job_counts_as_failed(penstock: She
     assert (run.returncode, run.stdout) == (1, "job 'late' of queue 'default' was cancelled.\n")
 
 
-def test_the_log_of_a_job_that_has_not_run_says_so(penstock: Shell) -> None:
+def test_the_log_of_a_job_that_has_not_run_is_explained(penstock: Shell) -> None:
     penstock.ok("enqueue", "--id", "quiet", "true")
     run = penstock("logs", "quiet")
     assert (run.returncode, run.stdout) == (0, "")

@@ -239,7 +239,7 @@ def test_the_password_of_a_url_is_not_shown(penstock: Shell, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("stopped")
-def test_a_pid_file_left_by_a_crash_is_in_nobodys_way(penstock: Shell) -> None:
+def test_a_pid_file_left_by_a_crash_does_no_harm(penstock: Shell) -> None:
     penstock.ok("worker", "start")
     [row] = penstock.json("worker", "status")
     os.kill(row["pid"], signal.SIGKILL)
@@ -434,7 +434,7 @@ def test_a_worker_whose_reloader_is_gone_stops_gracefully(
     assert penstock.json("show", "x")["state"] == "completed"
 
 
-def test_a_reloading_worker_goes_on_without_its_terminal_if_it_was_told_to(penstock: Shell) -> None:
+def test_a_reloading_worker_outlives_its_terminal_if_asked_to(penstock: Shell) -> None:
     reloader = penstock.start(
         "worker", "--reload", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
     )

@@ -273,7 +273,7 @@ def test_a_script_that_closes_nothing_ends_without_a_word_on_valkey(valkey_url: 
     assert run_script(LEFT_OPEN, f"{valkey_url}?namespace=client-left-{os.getpid()}") == "2\n"
 
 
-async def test_a_server_that_is_not_there_is_an_error_of_its_own() -> None:
+async def test_a_missing_server_has_its_own_error() -> None:
     with pytest.raises(StorageUnavailable):
         await App("valkey://127.0.0.1:1").connect()
 

@@ -120,7 +120,7 @@ async def test_a_claim_waits_for_a_job(app: App) -> None:
     assert job.id == handle.id
 
 
-async def test_many_are_claimed_at_once_in_order(app: App) -> None:
+async def test_many_jobs_are_claimed_together_in_order(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue_many(range(5))
 
@@ -131,7 +131,7 @@ async def test_many_are_claimed_at_once_in_order(app: App) -> None:
     assert await queue.active() == 3
 
 
-async def test_whoever_settles_a_job_may_say_how_long_its_end_is_kept(app: App) -> None:
+async def test_a_settle_may_set_how_long_the_finished_job_is_kept(app: App) -> None:
     queue = app.queue("mail")
     done, failed, usual = await queue.enqueue_many([1, 2, 3], result_ttl="1h", failure_ttl="1h")
     jobs = await queue.claim_many(3)
@@ -164,7 +164,7 @@ async def test_complete_is_true_for_exactly_one_holder(app: App) -> None:
     assert await queue.job(first.id).result() == 2
 
 
-async def test_a_lease_that_was_lost_is_told(app: App) -> None:
+async def test_a_lost_lease_is_reported(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue("x")
 
@@ -302,7 +302,7 @@ async def test_concurrent_settles_travel_together(spy: Spy) -> None:
     assert spy.calls.count("settle") <= 3
 
 
-async def test_whoever_claims_also_sweeps_once_per_lease(spy: Spy) -> None:
+async def test_claiming_also_sweeps_once_per_lease(spy: Spy) -> None:
     queue = App(spy).queue("mail")
     await queue.enqueue_many(range(50))
 

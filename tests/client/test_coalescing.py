@@ -30,7 +30,7 @@ class Store:
         return Coalescer(self.send, size=lambda item: item, **bounds)
 
 
-async def test_calls_one_after_the_other_go_out_at_once_and_alone() -> None:
+async def test_sequential_calls_are_sent_immediately_and_alone() -> None:
     store = Store()
     doubles = store.coalescer()
 

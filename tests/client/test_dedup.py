@@ -76,7 +76,7 @@ async def test_debounce_delays_a_job_that_has_no_time_of_its_own(app: App) -> No
 
 
 @pytest.mark.parametrize("given", [3, b"key", {"key": "x"}])
-async def test_what_is_no_dedup_is_refused(app: App, given: Any) -> None:
+async def test_an_invalid_dedup_is_refused(app: App, given: Any) -> None:
     with pytest.raises(InvalidOption, match=r"Dedup\.throttle"):
         await app.queue("mail").enqueue("a", dedup=given)
 
@@ -89,7 +89,7 @@ def test_keys_and_windows_are_checked_at_the_door() -> None:
     assert Dedup.simple("key", "1m") == Dedup("key", "simple", 60_000)
 
 
-async def test_none_is_no_key(app: App) -> None:
+async def test_none_is_not_a_key(app: App) -> None:
     queue = app.queue("mail")
     given: Any = None
     assert (await queue.enqueue("a", dedup=given)).status == "queued"

@@ -80,7 +80,7 @@ async def test_earliest_begins_with_what_is_kept(app: App) -> None:
     assert 1 < kept[0] <= 27
 
 
-async def test_an_offset_beyond_the_log_is_told_not_waited_for(app: App) -> None:
+async def test_an_offset_beyond_the_log_is_reported_not_waited_for(app: App) -> None:
     await app.queue("mail").enqueue("x")
 
     with pytest.raises(EventsLost, match="another one") as lost:
@@ -132,7 +132,7 @@ async def test_an_end_that_was_taken_back_is_not_the_end(app: App) -> None:
     assert [kind for _, kind in life] == ["enqueued", "claimed", "failed", "retried", "claimed", "completed"]
 
 
-async def test_only_the_present_life_of_an_id_is_told(app: App) -> None:
+async def test_only_the_present_life_of_an_id_is_shown(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue("x", id="one")
     await queue.cancel("one")
@@ -162,7 +162,7 @@ async def test_a_job_that_only_the_log_knows_still_has_its_life(app: App) -> Non
     assert [kind for _, kind in await listed(handle.events())] == ["enqueued", "claimed", "completed"]
 
 
-async def test_an_id_nobody_knows_is_not_waited_for(app: App) -> None:
+async def test_an_unknown_id_is_not_waited_for(app: App) -> None:
     await app.queue("mail").enqueue("x")
 
     with pytest.raises(JobNotFound, match="neither the store nor the log"):
@@ -178,7 +178,7 @@ async def test_events_of_an_unknown_job_in_an_empty_queue_are_not_waited_for(
         await anext(app.job("mail/nobody").events())
 
 
-async def test_a_life_whose_beginning_is_gone_is_told_as_such(app: App) -> None:
+async def test_a_timeline_whose_beginning_is_trimmed_says_so(app: App) -> None:
     queue = app.queue("mail")
     handle = await queue.enqueue("x", id="one", priority=-1)
     for n in range(30):
@@ -223,7 +223,7 @@ async def test_without_names_the_events_of_all_queues_are_read(app: App) -> None
     assert sorted(events) == [("mail", "m"), ("reports", "r")]
 
 
-async def test_events_lost_in_one_of_several_queues_are_told(app: App) -> None:
+async def test_events_lost_in_one_of_several_queues_are_reported(app: App) -> None:
     await app.queue("mail").enqueue("x")
     for n in range(30):
         await app.queue("reports").enqueue(n)

@@ -268,7 +268,7 @@ async def test_what_a_flow_cannot_be_is_refused_at_the_door(shop: Shop) -> None:
     assert await shop.app.queues() == []
 
 
-async def test_many_flows_go_in_together(shop: Shop) -> None:
+async def test_many_flows_are_enqueued_together(shop: Shop) -> None:
     handles = await shop.app.enqueue_flows(chain(shop.add.job(n), shop.add.partial()) for n in range(300))
     await shop.work()
     assert [await handle.result(timeout="5s") for handle in handles] == [n + 2 for n in range(300)]
@@ -282,7 +282,7 @@ async def test_jobs_in_other_queues_are_there_when_the_call_returns(shop: Shop) 
     assert await added.cancel() == "cancelled"
 
 
-async def test_a_flow_put_in_twice_is_one(shop: Shop) -> None:
+async def test_a_flow_enqueued_twice_is_one_flow(shop: Shop) -> None:
     def flow() -> Flow:
         return Flow(shop.report.options(id="root").job(), [shop.add.options(id="child").job(1)])
 
@@ -308,7 +308,7 @@ async def test_after_waits_for_handles_and_goes_by_its_policy(shop: Shop) -> Non
         await strict.result(timeout="5s")
 
 
-async def test_after_refuses_what_is_no_job(shop: Shop) -> None:
+async def test_after_refuses_a_value_that_is_not_a_job(shop: Shop) -> None:
     with pytest.raises(InvalidOption, match="after must list handles"):
         await shop.nothing.options(after=["some id"]).enqueue()
     with pytest.raises(InvalidOption, match="after_failure"):

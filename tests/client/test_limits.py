@@ -84,7 +84,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_nothing_is_set(
     assert await queue.limits() == {}
 
 
-async def test_the_name_for_every_group_is_no_group(memory_app: App) -> None:
+async def test_the_name_for_every_group_is_not_a_group(memory_app: App) -> None:
     queue = memory_app.queue("mail")
 
     with pytest.raises(InvalidName, match="all groups"):

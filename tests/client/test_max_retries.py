@@ -36,7 +36,7 @@ async def test_the_defaults_of_an_app_take_it() -> None:
         assert await attempts_of(await send.enqueue()) == 2
 
 
-def test_both_at_once_are_refused(memory_app: App) -> None:
+def test_both_options_together_are_refused(memory_app: App) -> None:
     with pytest.raises(
         InvalidOption, match=r"attempts=3 and max_retries=2 both say .* attempts is max_retries"
     ):
@@ -46,7 +46,7 @@ def test_both_at_once_are_refused(memory_app: App) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, None, 1.5, True, 2**31])
-def test_what_is_no_number_of_retries_is_refused(memory_app: App, value: Any) -> None:
+def test_an_invalid_number_of_retries_is_refused(memory_app: App, value: Any) -> None:
     with pytest.raises(InvalidOption, match=r"^max_retries must be an integer"):
 
         @memory_app.task(max_retries=value)

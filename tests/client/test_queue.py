@@ -218,7 +218,7 @@ async def test_bulk_verbs_stop_at_their_limit(app: App) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])
-async def test_a_listing_with_a_limit_that_is_none_is_refused(app: App, limit: Any) -> None:
+async def test_a_listing_with_an_invalid_limit_is_refused(app: App, limit: Any) -> None:
     queue = app.queue("mail")
     job = await queue.enqueue(1)
     with pytest.raises(InvalidOption, match="limit"):
@@ -235,7 +235,7 @@ async def test_a_listing_with_a_limit_that_is_none_is_refused(app: App, limit: A
         await job.logs(start=-1)
 
 
-async def test_the_lease_of_an_active_job_can_be_ended_by_hand(app: App) -> None:
+async def test_an_operator_can_end_the_lease_of_an_active_job(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue_many(range(3), ids=["a", "b", "c"])
     first = await queue.claim_one(lease="1h")
@@ -353,7 +353,7 @@ async def test_events_are_replayed_then_followed(app: App) -> None:
     assert [event.seq async for event in queue.events(after=None, follow=False)] == []
 
 
-async def test_events_that_are_gone_are_told_not_passed_over(app: App) -> None:
+async def test_missing_events_are_reported_not_skipped(app: App) -> None:
     queue = app.queue("mail")
     await queue.hold_events("reader", offset=0)
     assert [consumer.name for consumer in await queue.consumers()] == ["reader"]

@@ -344,7 +344,7 @@ async def test_news_that_come_before_the_enqueue_has_answered_are_kept() -> None
     assert expected.future.result() == news
 
 
-async def test_listening_ends_when_nobody_waits(memory_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listening_ends_without_waiters(memory_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.client.waiter._LISTEN_MS", 20)
     waiter = Waiter(await memory_app.connect(), "mail")
     expected = waiter.expect("a")

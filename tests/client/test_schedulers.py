@@ -187,7 +187,7 @@ async def test_a_removed_scheduler_fires_no_more(app: App, report: Any) -> None:
     assert await jobs_of(app) == []
 
 
-async def test_a_decorated_task_is_put_in_by_a_worker(app: App) -> None:
+async def test_a_worker_adds_the_schedule_of_a_decorated_task(app: App) -> None:
     @app.scheduled(cron="0 3 * * *", tz="Europe/Berlin")
     @app.task(queue="reports")
     async def nightly() -> None: ...
@@ -235,7 +235,7 @@ async def test_a_decorated_task_must_need_no_arguments(app: App) -> None:
         ({"evry": "1h"}, "Did you mean 'every'"),
     ],
 )  # fmt: skip
-async def test_what_is_no_schedule_is_refused_at_the_door(
+async def test_an_invalid_schedule_is_refused_before_it_is_stored(
     app: App, report: Any, when: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidOption, match=reason):
@@ -262,7 +262,7 @@ async def test_a_template_that_waits_for_others_is_refused(app: App, report: Any
     assert await app.schedulers() == []
 
 
-async def test_what_is_no_job_is_refused_with_what_to_do(app: App, report: Any) -> None:
+async def test_a_value_that_is_not_a_job_is_refused_with_a_remedy(app: App, report: Any) -> None:
     mistakes: list[Any] = [report, chain(report.job("a")), print]
     for what in mistakes:
         with pytest.raises(InvalidInput, match=r"cannot be scheduled. Give task.job"):

@@ -59,7 +59,7 @@ async def test_pages_neither_miss_nor_repeat_a_job(queue: Queue, limit: int) -> 
     assert found == ["job 1", "job 3", "job 5", "job 7", "job 9"]
 
 
-async def test_a_search_is_bounded_and_says_so(queue: Queue) -> None:
+async def test_a_bounded_search_says_that_it_stopped(queue: Queue) -> None:
     page = await queue.search("failed", where={"user.id": 99}, scan=4)
     assert (page.jobs, page.scanned, bool(page.cursor)) == ([], 4, True)
 

@@ -15,7 +15,7 @@ def test_a_size_is_bytes_or_text_with_a_unit(written: int | str, count: int) -> 
 
 
 @pytest.mark.parametrize("written", [0, -5, True, 1.5, None, "", "12", "MiB", "1 parsec", "-1KiB", "0.1B"])
-def test_what_is_no_size_is_refused_by_the_name_of_its_option(written: object) -> None:
+def test_an_invalid_size_is_refused_with_the_name_of_its_option(written: object) -> None:
     with pytest.raises(InvalidOption, match="max_payload"):
         byte_count(written, what="max_payload")  # type: ignore[arg-type]
 

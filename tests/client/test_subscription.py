@@ -224,7 +224,7 @@ async def test_the_place_is_kept_while_slow_handlers_are_at_a_page(
     assert kept == [0, 1, 2, 3, 4]
 
 
-async def test_a_gap_ends_the_run_unless_somebody_wants_to_be_told(app: App) -> None:
+async def test_a_gap_ends_the_run_unless_a_handler_takes_it(app: App) -> None:
     for n in range(30):
         await app.queue("mail").enqueue(n)
     await trim(app, "mail", keep=5)

@@ -112,7 +112,7 @@ def test_iterators_are_plain_ones(sync_app: App) -> None:
     following.close()
 
 
-def test_many_threads_may_call_at_once(sync_app: App) -> None:
+def test_many_threads_may_call_concurrently(sync_app: App) -> None:
     queue = sync_app.sync.queue("mail")
     with ThreadPoolExecutor(16) as pool:
         handles = list(pool.map(lambda n: queue.enqueue(n, id=f"job-{n}"), range(200)))

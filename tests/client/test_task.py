@@ -377,7 +377,7 @@ async def test_a_missing_argument_of_a_job_points_to_partial(memory_app: App) ->
     assert "add.partial(...)" in refusal.value.__notes__[0]
 
 
-async def test_many_jobs_go_in_together(app: App) -> None:
+async def test_many_jobs_are_enqueued_together(app: App) -> None:
     @app.task(queue="mail")
     def send(to: str, template: str = "hello") -> None: ...
 

@@ -59,7 +59,7 @@ async def test_a_reason_says_until_when_and_because_of_which_jobs(app: App) -> N
     assert (await app.job("flows/parent").why()).jobs == ("flows/child-1", "flows/child-2")
 
 
-async def test_jobs_that_run_or_have_ended_say_so(app: App) -> None:
+async def test_running_and_finished_jobs_say_so(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue(1, id="a")
     job = await queue.claim_one(worker="w-7")
@@ -125,7 +125,7 @@ async def test_slots_that_filled_up_since_the_heartbeat_count_as_full(app: App) 
     assert (await handle.why()).text == "It is ready: 1 job in line. 2 workers run 2 of 4 jobs."
 
 
-async def test_a_pause_that_a_handler_asked_for_says_so(app: App) -> None:
+async def test_a_pause_requested_by_a_handler_is_reported_as_such(app: App) -> None:
     queue = app.queue("api")
     await queue.enqueue(1, id="first")
     handle = await queue.enqueue(1, id="second")
@@ -189,7 +189,7 @@ async def test_a_task_that_some_live_worker_may_know_is_not_unknown(app: App) ->
     assert (await handle.why()).kind == "ready"
 
 
-async def test_a_group_behind_jobs_that_nobody_runs_names_the_cause_of_those(app: App) -> None:
+async def test_a_group_behind_unserved_jobs_names_their_cause(app: App) -> None:
     queue = app.queue("mail")
     await queue.limit(group="*", concurrency=1)
     await queue.enqueue(1, group="a")

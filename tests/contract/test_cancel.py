@@ -33,7 +33,7 @@ async def cancel(bench: Bench, *ids: str, rerun_only: bool = False) -> list[Canc
 
 
 @pytest.mark.parametrize("state", [state for state in start_states("cancel") if state is not S.ACTIVE])
-async def test_a_pending_job_is_cancelled_at_once(bench: Bench, state: State) -> None:
+async def test_a_pending_job_is_cancelled_immediately(bench: Bench, state: State) -> None:
     await bench.bring(state, result_ttl_ms=MINUTE_MS, notify="ear")
     before = await bench.job()
     await bench.events()

@@ -270,7 +270,7 @@ async def test_after_an_outage_a_lease_has_one_more_term_and_no_second_one(
     assert (await bench.storage.sweep(bench.queue)).rescued == 1
 
 
-async def test_who_sweeps_seldom_still_rescues(bench: Bench, outage: Outage) -> None:
+async def test_a_rare_sweep_still_rescues(bench: Bench, outage: Outage) -> None:
     await bench.put()
     await bench.claim(lease_ms=SHORT_LEASE_MS)
     await outage(MINUTE_MS)
@@ -300,7 +300,7 @@ async def test_a_long_lease_keeps_what_was_left_of_it(bench: Bench, outage: Outa
 # What an outage makes due
 
 
-async def test_after_an_outage_what_is_due_is_due_at_once(bench: Bench, outage: Outage) -> None:
+async def test_after_an_outage_due_jobs_are_due_immediately(bench: Bench, outage: Outage) -> None:
     await bench.put(delay_ms=HOUR_MS)
     await outage(31 * DAY_MS)
     assert [lease.id for lease in await bench.claim_all()] == ["job"]
@@ -404,7 +404,7 @@ async def test_after_the_clock_was_set_back_a_sweep_names_slots_that_lie_ahead(b
 # An old lease is still rescued
 
 
-async def test_a_steady_clock_gives_nobody_a_second_term(bench: Bench) -> None:
+async def test_a_steady_clock_gives_no_lease_a_second_term(bench: Bench) -> None:
     await bench.put()
     await bench.claim()
     await bench.shift(LEASE_MS)

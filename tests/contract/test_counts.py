@@ -12,7 +12,7 @@ from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, Bench
 S = State
 
 
-async def test_a_queue_nobody_used_has_nothing(bench: Bench) -> None:
+async def test_an_unused_queue_is_empty(bench: Bench) -> None:
     assert await bench.storage.counts(bench.queue) == Counts()
     assert bench.queue not in await bench.storage.queues()
 
@@ -52,7 +52,7 @@ async def test_a_promoted_job_has_been_ready_since_its_promotion(bench: Bench) -
     assert (await bench.storage.counts(bench.queue)).oldest_waiting_ms // MINUTE_MS == 2
 
 
-async def test_jobs_whose_time_has_come_count_as_due_even_if_nobody_has_looked(bench: Bench) -> None:
+async def test_due_jobs_count_as_due_before_a_sweep(bench: Bench) -> None:
     await bench.put("soon", delay_ms=MINUTE_MS)
     await bench.put("sooner", delay_ms=MINUTE_MS // 2)
     await bench.put("later", delay_ms=60 * MINUTE_MS)

@@ -63,7 +63,7 @@ async def test_the_bytes_of_a_damaged_record_are_kept(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_a_sweep_rescues_all_but_the_damaged_one_and_says_so(bench: Bench, part: str) -> None:
+async def test_a_sweep_rescues_all_jobs_but_the_damaged_one_and_logs_it(bench: Bench, part: str) -> None:
     await bring_with(bench, part, State.ACTIVE)
     await bench.put_all([bench.new(id) for id in HEALTHY])
     assert len(await bench.claim_all()) == 20
@@ -81,7 +81,7 @@ async def test_a_sweep_rescues_all_but_the_damaged_one_and_says_so(bench: Bench,
     assert set(await complete_all(bench)) - {"bad"} == set(HEALTHY)
 
 
-async def test_the_log_tells_of_a_damaged_record(bench: Bench) -> None:
+async def test_a_damaged_record_is_logged(bench: Bench) -> None:
     await bench.put("bad")
     await harm(bench.storage, bench.queue, "bad", "options")
 
@@ -120,7 +120,7 @@ async def test_its_dedup_key_is_freed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("part", ["record", "annex"])
-async def test_its_parent_is_told_that_it_failed(bench: Bench, part: str) -> None:
+async def test_its_parent_is_notified_of_the_failure(bench: Bench, part: str) -> None:
     flow = link_nodes(
         [
             Node(bench.queue, bench.new("parent", after=(Dependency(bench.queue, "bad"),))),
@@ -142,7 +142,7 @@ async def test_its_parent_is_told_that_it_failed(bench: Bench, part: str) -> Non
     assert "Damaged" in parent.failure.message
 
 
-async def test_a_parent_in_another_queue_is_told_too(bench: Bench) -> None:
+async def test_a_parent_in_another_queue_is_notified_too(bench: Bench) -> None:
     other = Bench(bench.storage, f"{bench.queue}-other")
     flow = link_nodes(
         [
@@ -162,7 +162,7 @@ async def test_a_parent_in_another_queue_is_told_too(bench: Bench) -> None:
     assert await other.state("parent") is State.FAILED
 
 
-async def test_a_listener_is_told(bench: Bench) -> None:
+async def test_a_listener_is_notified(bench: Bench) -> None:
     await bench.put("bad", notify="ear")
     await harm(bench.storage, bench.queue, "bad", "record")
     await bench.claim_all()
@@ -175,7 +175,7 @@ async def test_a_listener_is_told(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("part", ["record", "options", "annex"])
-async def test_a_listener_of_its_rerun_is_told(bench: Bench, part: str) -> None:
+async def test_a_listener_of_the_rerun_is_notified(bench: Bench, part: str) -> None:
     await bring_with(bench, part, State.ACTIVE)
     await bench.put("bad", notify="ear", conflict=redispatch())
     await harm(bench.storage, bench.queue, "bad", part)

@@ -45,13 +45,13 @@ async def test_simple_is_a_duplicate_of_an_open_job_of_the_key(bench: Bench, sta
 
 
 @pytest.mark.parametrize("state", TERMINAL_STATES)
-async def test_simple_goes_in_once_the_earlier_one_has_ended(bench: Bench, state: State) -> None:
+async def test_simple_enqueues_again_once_the_earlier_job_has_ended(bench: Bench, state: State) -> None:
     await bench.bring(state, "first", dedup=SIMPLE)
     assert (await bench.put("second", dedup=SIMPLE)).status == "queued"
     assert await bench.storage.dedup_of(bench.queue, "key") == "second"
 
 
-async def test_jobs_of_other_keys_and_without_a_key_go_in(bench: Bench) -> None:
+async def test_jobs_with_other_keys_or_no_key_are_enqueued(bench: Bench) -> None:
     await bench.put("first", dedup=SIMPLE)
     answers = await bench.put_all([bench.new("other", dedup=Dedup("other key")), bench.new("none")])
     assert [answer.status for answer in answers] == ["queued", "queued"]
@@ -121,7 +121,7 @@ async def test_items_of_one_batch_see_each_other(bench: Bench) -> None:
     assert await bench.ids(State.WAITING) == ["a"]
 
 
-async def test_a_listener_of_a_duplicate_is_told_of_the_earlier_jobs_end(bench: Bench) -> None:
+async def test_a_listener_of_a_duplicate_is_notified_when_the_earlier_job_ends(bench: Bench) -> None:
     await bench.put("first", dedup=SIMPLE)
     answer = await bench.put("second", dedup=SIMPLE, notify="ear")
     await bench.settle(await bench.claim(), Complete(b"result"))
@@ -203,7 +203,7 @@ async def test_debounce_takes_the_place_of_a_pending_job(bench: Bench, state: St
     assert (events[0].error_type, events[0].error) == ("Replaced", "by job second")
 
 
-async def test_waiters_of_a_replaced_job_are_told_by_which(bench: Bench) -> None:
+async def test_waiters_of_a_replaced_job_learn_its_replacement(bench: Bench) -> None:
     first = await bench.put("first", dedup=DEBOUNCE, notify="ear")
     await bench.put("second", dedup=DEBOUNCE)
     news = await bench.storage.listen(bench.queue, "ear", timeout_ms=5000)

@@ -90,7 +90,7 @@ async def test_jobs_that_wait_for_others_or_for_a_signal_stay(bench: Bench) -> N
     assert await bench.counts() == {S.ACTIVE: 1, S.BLOCKED: 2}
 
 
-async def test_waiters_of_a_drained_job_are_told_it_is_cancelled(bench: Bench) -> None:
+async def test_waiters_of_a_drained_job_are_notified_of_its_cancellation(bench: Bench) -> None:
     answer = await bench.put(notify="ear")
 
     await bench.storage.drain(bench.queue)

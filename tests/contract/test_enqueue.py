@@ -265,7 +265,7 @@ async def test_an_incarnation_never_comes_back_even_after_obliterate(bench: Benc
 @pytest.mark.parametrize(
     "first", [{"delay_ms": MINUTE_MS}, {"extras": Extras(holds={"reader": MINUTE_MS})}, {}]
 )
-async def test_an_id_given_twice_in_a_call_goes_in_once(bench: Bench, first: dict[str, Any]) -> None:
+async def test_an_id_given_twice_in_a_call_is_enqueued_once(bench: Bench, first: dict[str, Any]) -> None:
     answers = await bench.put_all([bench.new("job", **first), bench.new("job")])
 
     assert [answer.status for answer in answers] == ["queued", "duplicate"]

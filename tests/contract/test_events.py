@@ -34,7 +34,7 @@ async def first_kept(bench: Bench) -> int:
     return first
 
 
-async def test_a_queue_nobody_used_has_an_empty_log(bench: Bench) -> None:
+async def test_an_unused_queue_has_an_empty_log(bench: Bench) -> None:
     page = await bench.storage.read_events(bench.queue, after=0)
 
     assert (page.events, page.next, page.last, page.gap) == ([], 0, 0, None)
@@ -112,7 +112,7 @@ async def test_the_epoch_stays_the_same_and_is_not_empty(bench: Bench) -> None:
 # tail
 
 
-async def test_tail_gives_at_once_what_is_there(bench: Bench) -> None:
+async def test_tail_gives_what_is_there_immediately(bench: Bench) -> None:
     await put_one_by_one(bench, 3)
 
     page = await bench.storage.tail(bench.queue, after=1, timeout_ms=30_000)
@@ -156,7 +156,7 @@ async def test_nothing_is_trimmed_but_by_a_sweep(bench: Bench) -> None:
     assert swept.trimmed == 20
 
 
-async def test_a_reader_that_fell_behind_is_told_of_the_gap(bench: Bench) -> None:
+async def test_a_reader_that_fell_behind_is_notified_of_the_gap(bench: Bench) -> None:
     await keep(bench, events_count=10)
     await put_one_by_one(bench, 29)
     await bench.storage.sweep(bench.queue)
@@ -171,7 +171,7 @@ async def test_a_reader_that_fell_behind_is_told_of_the_gap(bench: Bench) -> Non
     assert len(ahead.events) == 10
 
 
-async def test_a_log_that_was_trimmed_to_nothing_still_tells_of_the_gap(bench: Bench) -> None:
+async def test_a_log_trimmed_to_nothing_still_reports_the_gap(bench: Bench) -> None:
     await keep(bench, events_count=0)
     await put_one_by_one(bench, 5)
     await bench.storage.sweep(bench.queue)

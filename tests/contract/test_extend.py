@@ -59,7 +59,7 @@ async def test_a_lease_is_lost_once_it_was_settled_or_rescued(bench: Bench) -> N
     assert await extend(bench, ("settled", settled.token), ("rescued", rescued.token)) == ["lost", "lost"]
 
 
-async def test_a_job_to_be_cancelled_is_extended_but_told_to_stop(bench: Bench) -> None:
+async def test_the_lease_of_a_job_to_cancel_is_extended_and_its_worker_notified(bench: Bench) -> None:
     lease = await bench.bring(S.ACTIVE, ttl_ms=MINUTE_MS)
     assert lease
     await bench.storage.cancel(bench.queue, ["job"])
@@ -69,7 +69,7 @@ async def test_a_job_to_be_cancelled_is_extended_but_told_to_stop(bench: Bench) 
     assert (await bench.storage.sweep(bench.queue)).rescued == 0
 
 
-async def test_a_job_past_its_ttl_is_extended_but_told_so(bench: Bench) -> None:
+async def test_the_lease_of_an_expired_job_is_extended_and_its_expiry_reported(bench: Bench) -> None:
     lease = await bench.bring(S.ACTIVE, ttl_ms=MINUTE_MS)
     assert lease
     await bench.shift(5 * LEASE_MS)

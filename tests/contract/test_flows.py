@@ -78,7 +78,7 @@ async def test_a_job_is_blocked_until_all_it_waits_for_have_completed(bench: Ben
     await ends(bench, "parent")
 
 
-async def test_one_that_completed_before_counts_at_once_with_its_result(bench: Bench) -> None:
+async def test_a_dependency_that_completed_earlier_counts_immediately_with_its_result(bench: Bench) -> None:
     await bench.bring(S.COMPLETED, "a")
     answer = await bench.put("parent", **after(bench, "a"))
     assert answer.state is S.WAITING
@@ -188,7 +188,7 @@ async def test_a_parent_that_waits_goes_on_when_the_failed_child_was_retried(ben
 
 
 @pytest.mark.parametrize("how", ["remove", "clean", "prune", "replace", "at once"])
-async def test_a_parent_that_waits_fails_when_the_failed_child_is_no_more(bench: Bench, how: str) -> None:
+async def test_a_waiting_parent_fails_when_its_failed_child_is_removed(bench: Bench, how: str) -> None:
     await bench.put("a", failure_ttl_ms=0 if how == "at once" else MINUTE_MS)
     await bench.put("parent", **after(bench, "a", policy="wait"))
     await ends(bench, "a", fail=True)
@@ -393,7 +393,7 @@ async def test_a_long_chain_is_retried_whole(bench: Bench) -> None:
     assert await bench.counts() == {S.BLOCKED: 1199, S.WAITING: 1}
 
 
-async def test_a_rerun_of_a_child_tells_nobody_a_second_time(bench: Bench) -> None:
+async def test_a_rerun_of_a_child_notifies_its_parent_only_once(bench: Bench) -> None:
     await bench.put("a")
     await bench.put("parent", **after(bench, "a"))
     lease = await bench.claim()
@@ -499,7 +499,7 @@ async def test_a_failure_crosses_queues_up_to_the_root(bench: Bench) -> None:
     assert (await child.job("one")).failure == failure
 
 
-async def test_a_flow_whose_root_is_known_is_not_put_in_again(bench: Bench) -> None:
+async def test_a_flow_whose_root_exists_is_not_enqueued_again(bench: Bench) -> None:
     child = other(bench)
     nodes = [
         Node(bench.queue, NewJob("root", after=(Dependency(child.queue, "a"),))),
@@ -536,7 +536,7 @@ async def test_a_child_that_is_there_and_open_is_waited_for(bench: Bench, state:
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-async def test_a_child_that_completed_before_counts_at_once(bench: Bench, where: str) -> None:
+async def test_a_child_that_completed_earlier_counts_immediately(bench: Bench, where: str) -> None:
     child = bench if where == "here" else other(bench)
     await child.bring(S.COMPLETED, "a")
     await put_flow(
@@ -558,7 +558,7 @@ async def test_a_job_may_wait_for_one_in_another_queue(bench: Bench) -> None:
     assert await bench.state("parent") is S.WAITING
 
 
-async def test_an_unknown_job_of_another_queue_fails_who_waits_for_it(bench: Bench) -> None:
+async def test_an_unknown_job_of_another_queue_fails_its_dependents(bench: Bench) -> None:
     child = other(bench)
     await bench.put("parent", **after(child, "nobody"))
     await settle_down(bench)
@@ -607,7 +607,7 @@ async def test_a_diamond_runs_its_tip_once(bench: Bench) -> None:
     assert [seen.type for seen in await bench.seen()].count(E.UNBLOCKED) == 1
 
 
-async def test_many_flows_go_in_with_one_call(bench: Bench) -> None:
+async def test_many_flows_are_enqueued_with_one_call(bench: Bench) -> None:
     child = other(bench)
     flows = [
         link_nodes(
@@ -670,7 +670,7 @@ async def test_a_running_job_waits_for_children_it_adds(bench: Bench, where: str
     await bench.settle(again, Complete(b"done"))
 
 
-async def test_a_job_whose_children_have_ended_goes_on_at_once(bench: Bench) -> None:
+async def test_a_job_whose_children_have_ended_resumes_immediately(bench: Bench) -> None:
     await bench.put("parent")
     lease = await bench.claim()
     await attach(bench, "parent", Node(bench.queue, NewJob("a")))
@@ -871,7 +871,7 @@ async def test_a_flow_node_keeps_what_the_user_said_of_it(bench: Bench) -> None:
     assert (await child.job("a")).priority == 1
 
 
-async def test_a_parent_and_its_child_whose_time_is_over_at_once_end_once_each(bench: Bench) -> None:
+async def test_a_parent_and_child_that_expire_together_end_once_each(bench: Bench) -> None:
     await bench.put("a", ttl_ms=MINUTE_MS)
     await bench.put("parent", ttl_ms=MINUTE_MS, **after(bench, "a"))
     await bench.shift(2 * MINUTE_MS)
@@ -894,7 +894,7 @@ async def test_obliterate_tells_dependents_in_other_queues(bench: Bench) -> None
     assert failure.message == f"dependency {child.queue}/a was removed"
 
 
-async def test_retry_of_a_parent_whose_child_is_no_more_fails_again(bench: Bench) -> None:
+async def test_retry_of_a_parent_whose_child_was_removed_fails_again(bench: Bench) -> None:
     await bench.put("a")
     await bench.put("parent", **after(bench, "a"))
     await bench.storage.remove(bench.queue, ["a"])

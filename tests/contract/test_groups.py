@@ -186,7 +186,7 @@ async def test_a_limit_set_later_counts_the_members_there_are(bench: Bench) -> N
     assert await sound(bench)
 
 
-async def test_a_raised_cap_admits_at_once_and_a_removed_one_admits_all(bench: Bench) -> None:
+async def test_a_raised_cap_admits_immediately_and_a_removed_one_admits_all(bench: Bench) -> None:
     await limit(bench, STRICT)
     await put(bench, "a", "b", "c", "d", "e")
 
@@ -245,7 +245,7 @@ async def test_the_slot_of_a_strict_group_is_held_through_a_suspension(bench: Be
 
 
 @pytest.mark.parametrize(("cap", "next_one"), [(1, "a"), (2, "c")])
-async def test_a_retry_at_once_goes_before_the_next_of_a_strict_group_and_behind_it_in_others(
+async def test_an_immediate_retry_goes_first_in_a_strict_group_and_last_in_others(
     bench: Bench, cap: int, next_one: str
 ) -> None:
     await limit(bench, Limit(concurrency=cap))
@@ -365,7 +365,7 @@ async def test_a_key_never_wedges(bench: Bench, end: Callable[[Bench, Lease], Aw
 
 @pytest.mark.parametrize("verb", ["cancel", "remove"])
 @pytest.mark.parametrize("who", ["waiting", "first blocked", "all but the last"])
-async def test_pending_members_may_go_in_any_order(bench: Bench, verb: str, who: str) -> None:
+async def test_pending_members_may_be_removed_in_any_order(bench: Bench, verb: str, who: str) -> None:
     await limit(bench, STRICT)
     await put(bench, "a", "b", "c")
     gone = {"waiting": ["a"], "first blocked": ["b"], "all but the last": ["b", "a"]}[who]
@@ -662,7 +662,7 @@ async def named(bench: Bench, *keys: str) -> list[GroupState]:
     return (await bench.storage.groups(bench.queue, keys=keys)).groups
 
 
-async def test_a_group_that_is_paused_for_a_time_says_so_while_none_of_its_jobs_is_blocked(
+async def test_a_group_paused_for_a_time_is_reported_while_none_of_its_jobs_is_blocked(
     bench: Bench,
 ) -> None:
     await put(bench, "a")
@@ -725,7 +725,7 @@ async def test_a_check_finds_and_mends_nothing_wrong(bench: Bench) -> None:
     assert not any(checked.problems.values()), checked
 
 
-async def test_members_of_many_groups_go_in_and_out_together(bench: Bench) -> None:
+async def test_members_of_many_groups_are_enqueued_and_settled_together(bench: Bench) -> None:
     await limit(bench, Limit(concurrency=2), key="*")
     jobs = [bench.new(f"{group}{n}", extras=Extras(group=group)) for n in range(4) for group in "xyz"]
     plain = [bench.new("plain"), bench.new("traced", extras=Extras(headers={"a": "b"}))]

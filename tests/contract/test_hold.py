@@ -146,7 +146,7 @@ async def test_a_job_past_its_time_can_be_neither_held_nor_released(bench: Bench
     assert await bench.storage.release(bench.queue, "ledger", ["job"]) == ["not_found"]
 
 
-async def test_releasing_what_is_not_held_says_so(bench: Bench) -> None:
+async def test_releasing_a_job_that_is_not_held_says_so(bench: Bench) -> None:
     await finished(bench, extras=LEDGER)
     await finished(bench, "free")
     answers = await bench.storage.release(bench.queue, "audit", ["job", "free", "nobody"])

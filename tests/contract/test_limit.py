@@ -191,7 +191,7 @@ async def test_a_sweep_forgets_a_hold_up_that_is_over(bench: Bench) -> None:
     assert len((await claim(bench)).leases) == 1
 
 
-async def test_who_waits_is_not_woken_by_jobs_that_a_limit_keeps_back(bench: Bench) -> None:
+async def test_a_waiting_claim_is_not_woken_by_jobs_that_a_limit_holds_back(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "", Limit(concurrency=1))
     await put(bench, 3)
     await claim(bench)
@@ -200,7 +200,7 @@ async def test_who_waits_is_not_woken_by_jobs_that_a_limit_keeps_back(bench: Ben
     assert not await bench.storage.wait(bench.queue, timeout_ms=200)
 
 
-async def test_the_end_of_an_active_job_wakes_who_waits_for_room(bench: Bench) -> None:
+async def test_the_end_of_an_active_job_wakes_a_claim_that_waits_for_room(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "", Limit(concurrency=1))
     await put(bench, 3)
     [lease] = (await claim(bench)).leases

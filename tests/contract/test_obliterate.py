@@ -46,7 +46,7 @@ async def test_without_active_jobs_it_needs_no_force(bench: Bench) -> None:
     assert await bench.counts() == {}
 
 
-async def test_waiters_of_open_jobs_are_told_they_are_cancelled(bench: Bench) -> None:
+async def test_waiters_of_open_jobs_are_notified_of_their_cancellation(bench: Bench) -> None:
     put = {id: await bench.put(id, notify="ear") for id in ("active", "waiting")}
     await bench.claim()
 

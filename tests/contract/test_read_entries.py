@@ -60,7 +60,7 @@ async def test_an_empty_log_and_the_end_of_one_give_nothing(bench: Bench) -> Non
     assert end.epoch
 
 
-async def test_what_was_trimmed_is_told(bench: Bench) -> None:
+async def test_trimmed_events_are_reported(bench: Bench) -> None:
     await bench.storage.configure(bench.queue, QueueSettings(events_count=2))
     for i in range(5):
         await bench.put(str(i))

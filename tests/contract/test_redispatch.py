@@ -441,7 +441,7 @@ async def test_the_write_of_a_slot_is_its_duplicate(bench: Bench, at_once: bool)
     assert (job.payload, (job.run_at_ms - lease.claimed_at_ms) // MINUTE_MS) == (b"2", 1)
 
 
-async def test_the_write_under_way_goes_into_a_slot_that_is_of_another(bench: Bench) -> None:
+async def test_the_write_of_the_run_takes_a_slot_that_another_write_had(bench: Bench) -> None:
     lease = await bench.bring(S.ACTIVE, payload=b"1", run_id="run-1", write_id="save-1")
     assert lease
     await bench.put(payload=b"2", run_id="run-2", write_id="save-2", conflict=redispatch())
@@ -454,7 +454,7 @@ async def test_the_write_under_way_goes_into_a_slot_that_is_of_another(bench: Be
     assert (job.payload, job.run_id, job.write_id) == (b"1", "run-3", "save-1")
 
 
-async def test_who_repeats_the_write_of_a_slot_waits_for_the_end_of_its_run(bench: Bench) -> None:
+async def test_repeating_the_write_of_a_slot_waits_for_the_end_of_its_run(bench: Bench) -> None:
     lease = await bench.bring(S.ACTIVE, write_id="save-1")
     assert lease
     again = bench.new("job", write_id="save-2", conflict=redispatch())
@@ -485,7 +485,9 @@ async def test_too_many_stalls_fail_the_job_and_queue_the_slot(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("by", ["verb", "outcome"])
-async def test_a_job_cancelled_loses_its_slot_and_the_slot_s_waiters_are_told(bench: Bench, by: str) -> None:
+async def test_a_cancelled_job_loses_its_slot_and_the_waiters_of_the_slot_are_notified(
+    bench: Bench, by: str
+) -> None:
     lease = await bench.bring(S.ACTIVE, notify="first")
     assert lease
     await bench.put(conflict=redispatch(), notify="second")
@@ -502,7 +504,7 @@ async def test_a_job_cancelled_loses_its_slot_and_the_slot_s_waiters_are_told(be
 
 
 @pytest.mark.parametrize("by", ["cancel", "release"])
-async def test_who_waits_for_the_job_and_for_its_slot_is_told_once(bench: Bench, by: str) -> None:
+async def test_a_waiter_for_a_job_and_its_slot_is_notified_once(bench: Bench, by: str) -> None:
     lease = await bench.bring(S.ACTIVE, notify="ear")
     assert lease
     await bench.put(conflict=redispatch(), notify="ear")
@@ -523,7 +525,7 @@ async def _failed_and_stalled_once(bench: Bench) -> None:
     await bench.storage.sweep(bench.queue)
 
 
-async def test_a_new_job_beside_one_that_is_updated_is_told_its_own_incarnation(bench: Bench) -> None:
+async def test_a_new_job_beside_an_updated_one_gets_its_own_incarnation(bench: Bench) -> None:
     await bench.put("old", delay_ms=MINUTE_MS)
 
     answers = await bench.put_all([bench.new("old", conflict=redispatch()), bench.new("new")])

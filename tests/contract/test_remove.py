@@ -12,7 +12,7 @@ E, S = EventType, State
 
 
 @pytest.mark.parametrize("state", start_states("remove"))
-async def test_a_job_that_is_not_active_is_gone_at_once(bench: Bench, state: State) -> None:
+async def test_a_job_that_is_not_active_is_removed_immediately(bench: Bench, state: State) -> None:
     await bench.bring(state, notify="ear")
     before = await bench.job()
     if state not in OPEN:

@@ -99,7 +99,7 @@ async def test_a_batch_acts_item_after_item(bench: Bench) -> None:
     assert await remove(bench) == []
 
 
-async def test_who_waits_for_the_retry_of_a_failed_job_is_told(bench: Bench) -> None:
+async def test_a_waiter_for_the_retry_of_a_failed_job_is_notified(bench: Bench) -> None:
     await bench.bring(S.FAILED, "child")
     tied = Extras(flow="f", has_dependencies=True)
     await bench.put("parent", after=(Dependency(bench.queue, "child", "wait"),), extras=tied)

@@ -37,7 +37,7 @@ async def test_progress_log_and_payload_are_kept_with_the_job(bench: Bench) -> N
     assert json.loads(event.data) == {"done": 3}
 
 
-async def test_log_lines_alone_are_no_event(bench: Bench) -> None:
+async def test_log_lines_alone_are_not_an_event(bench: Bench) -> None:
     lease = await bench.bring(S.ACTIVE)
     assert lease
     await bench.events()

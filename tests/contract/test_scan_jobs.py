@@ -27,7 +27,7 @@ async def scan(bench: Bench, **asked: Any) -> list[Job]:
             return found
 
 
-async def test_a_queue_nobody_used_has_no_jobs(bench: Bench) -> None:
+async def test_an_unused_queue_has_no_jobs(bench: Bench) -> None:
     assert await scan(bench) == []
 
 
@@ -104,7 +104,7 @@ async def test_a_job_that_changes_its_state_meanwhile_is_not_missed(bench: Bench
 
 
 @pytest.mark.parametrize("state", list(State))
-async def test_states_are_told_apart_by_the_store(bench: Bench, state: State) -> None:
+async def test_the_store_distinguishes_the_states(bench: Bench, state: State) -> None:
     await bench.bring_all()
 
     assert [job.id for job in await scan(bench, states=frozenset({state}))] == [state.value]

@@ -221,11 +221,11 @@ async def test_a_slot_that_passed_in_a_pause_gives_way_to_the_one_given(clockwor
 
 
 @pytest.mark.parametrize("verb", ["pause_scheduler", "resume_scheduler", "remove_scheduler"])
-async def test_an_unknown_name_is_told(clockwork: Clockwork, verb: str) -> None:
+async def test_an_unknown_name_is_reported(clockwork: Clockwork, verb: str) -> None:
     assert not await getattr(clockwork.storage, verb)(clockwork.queue, "nobody")
 
 
-async def test_another_client_fires_what_was_put_here(clockwork: Clockwork, store_url: str) -> None:
+async def test_another_client_fires_a_schedule_added_here(clockwork: Clockwork, store_url: str) -> None:
     if "processes" not in clockwork.storage.capabilities:
         pytest.skip("the engine's data is seen by one storage only")
     slot = await clockwork.put()

@@ -128,7 +128,7 @@ async def test_stalled_and_expired_jobs_have_a_class_too(bench: Bench) -> None:
     assert await bench.storage.errors(bench.queue) == {"Expired": 1, "Stalled": 1}
 
 
-async def test_a_job_that_is_not_failed_any_more_is_not_found_by_its_error(bench: Bench) -> None:
+async def test_a_job_that_has_left_failed_is_not_found_by_its_error(bench: Bench) -> None:
     for name in ("retried", "removed", "cleaned", "again", "forgotten", "stays"):
         await fail(bench, name, "Boom", failure_ttl_ms=1 if name == "forgotten" else MINUTE_MS)
     await bench.shift(10)
@@ -157,7 +157,7 @@ async def test_a_job_that_fails_otherwise_the_next_time_is_found_by_that(bench: 
     assert await sound(bench)
 
 
-async def test_a_failure_with_attempts_left_is_no_error_yet(bench: Bench) -> None:
+async def test_a_failure_with_attempts_left_is_not_an_error_yet(bench: Bench) -> None:
     await bench.put()
     await bench.settle(await bench.claim(), Fail(Failure("Boom", "")))
     assert await bench.storage.errors(bench.queue) == {}

@@ -129,7 +129,7 @@ async def test_an_outcome_may_say_how_long_its_end_is_kept(bench: Bench, ttl_ms:
     assert [(await bench.job(id)).id for id in ("done", "failed")] == ["done", "failed"]
 
 
-async def test_a_ttl_of_nothing_with_the_outcome_removes_the_record_at_once(bench: Bench) -> None:
+async def test_a_ttl_of_zero_in_the_outcome_removes_the_record_immediately(bench: Bench) -> None:
     outcomes: list[Outcome] = [Complete(b"r", ttl_ms=0), Fail(BOOM, final=True, ttl_ms=0)]
     for outcome in outcomes:
         await bench.put()
@@ -162,7 +162,7 @@ async def test_an_empty_result_is_a_result(bench: Bench) -> None:
     [(Complete(b"r"), S.COMPLETED), (Cancel(), S.CANCELLED), (Fail(BOOM, final=True), S.FAILED)],
     ids=["complete", "cancel", "fail"],
 )
-async def test_a_ttl_of_nothing_removes_the_record_at_once(
+async def test_a_ttl_of_zero_removes_the_record_immediately(
     bench: Bench, outcome: Outcome, state: State
 ) -> None:
     await bench.put(result_ttl_ms=0, failure_ttl_ms=0, notify="ear")
@@ -276,7 +276,7 @@ async def test_a_repeated_settle_is_refused_once_the_job_was_claimed_again(
     assert await bench.settle(lease, outcome) == Settled(False, S.ACTIVE)
 
 
-async def test_a_repeated_settle_is_refused_once_the_job_was_retried_by_hand(bench: Bench) -> None:
+async def test_a_repeated_settle_is_refused_after_an_operator_retried_the_job(bench: Bench) -> None:
     lease = await bench.bring(S.FAILED)
     assert lease
     await bench.storage.retry(bench.queue, ["job"])

@@ -28,7 +28,7 @@ async def send(bench: Bench, name: str = "go", data: bytes = DATA, id: str = "jo
     return await bench.storage.signal(bench.queue, id, name, data)
 
 
-async def test_a_suspended_job_is_blocked_by_a_signal_and_nobody_gets_it(bench: Bench) -> None:
+async def test_a_suspended_job_is_blocked_by_a_signal_and_not_claimed(bench: Bench) -> None:
     await suspended(bench, timeout_ms=MINUTE_MS, step="ship")
 
     job = await bench.job()
@@ -217,7 +217,7 @@ async def test_a_suspension_without_a_timeout_lasts(bench: Bench) -> None:
     assert await bench.state() is S.BLOCKED
 
 
-async def test_of_signals_and_sweeps_at_once_exactly_one_resumes_each_job(bench: Bench) -> None:
+async def test_of_concurrent_signals_and_sweeps_exactly_one_resumes_each_job(bench: Bench) -> None:
     ids = [f"job {number}" for number in range(20)]
     for id in ids:
         await suspended(bench, id, timeout_ms=MINUTE_MS)

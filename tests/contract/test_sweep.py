@@ -158,9 +158,7 @@ async def test_finished_jobs_are_forgotten_after_their_ttl_without_an_event(
 
 
 @pytest.mark.parametrize("state", [S.COMPLETED, S.FAILED])
-async def test_at_most_so_many_are_kept_and_the_soonest_to_expire_go_first(
-    bench: Bench, state: State
-) -> None:
+async def test_a_maximum_count_is_kept_and_the_next_to_expire_go_first(bench: Bench, state: State) -> None:
     for id, minutes in [("a", 3), ("b", 1), ("c", 2)]:
         await bench.bring(state, id, result_ttl_ms=minutes * MINUTE_MS, failure_ttl_ms=minutes * MINUTE_MS)
     await bench.bring(S.CANCELLED, "bystander")

@@ -150,7 +150,7 @@ async def test_a_write_that_was_killed_does_not_block_the_next(bench: Bench) -> 
     assert await bench.find("a") is None
 
 
-async def test_who_depends_on_a_staged_job_that_is_replaced_is_told(bench: Bench) -> None:
+async def test_dependents_of_a_replaced_staged_job_are_notified(bench: Bench) -> None:
     await stage(bench, "job")
     tied = Extras(flow="f", has_dependencies=True)
     await bench.put("parent", after=(Dependency(bench.queue, "job"),), extras=tied)
@@ -183,7 +183,7 @@ async def test_a_job_that_is_open_already_is_a_duplicate(bench: Bench) -> None:
 # Release
 
 
-async def test_released_jobs_wait_from_now_in_the_order_they_were_put_in(bench: Bench) -> None:
+async def test_released_jobs_wait_from_now_in_the_order_of_their_enqueue(bench: Bench) -> None:
     await stage(bench, "c", "a")
     await stage(bench, "b", "first", priority=0)
     await bench.put("between")

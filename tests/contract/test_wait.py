@@ -34,7 +34,7 @@ async def test_it_ends_when_its_time_is_over(bench: Bench) -> None:
     assert await bench.storage.wait(bench.queue, timeout_ms=1) is False
 
 
-async def test_a_job_put_in_before_the_wait_began_is_not_slept_through(bench: Bench) -> None:
+async def test_a_job_enqueued_before_the_wait_is_not_missed(bench: Bench) -> None:
     await fall_asleep(bench)
     await bench.put()
 
@@ -167,7 +167,7 @@ async def test_several_waiters_are_woken_until_the_jobs_are_gone(bench: Bench, s
         assert sorted(await asyncio.gather(*workers)) == ["a", "b", "c"]
 
 
-async def test_a_claim_that_waits_takes_what_is_there_at_once(bench: Bench) -> None:
+async def test_a_waiting_claim_takes_ready_jobs_immediately(bench: Bench) -> None:
     put = await bench.put()
 
     async with asyncio.timeout(10):

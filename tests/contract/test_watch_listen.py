@@ -47,7 +47,7 @@ async def test_an_open_job_is_watched_until_it_ends(bench: Bench, state: State) 
 
 
 @pytest.mark.parametrize("state", TERMINAL_STATES)
-async def test_a_finished_job_is_answered_at_once(bench: Bench, state: State) -> None:
+async def test_a_finished_job_is_answered_immediately(bench: Bench, state: State) -> None:
     await bench.bring(state)
     job = await bench.job()
 
@@ -89,7 +89,7 @@ async def test_several_jobs_are_watched_in_one_call(bench: Bench) -> None:
     assert await bench.storage.watch(bench.queue, [], listener="ear") == []
 
 
-async def test_whoever_enqueues_with_notify_is_told_of_the_end(bench: Bench) -> None:
+async def test_an_enqueue_with_notify_is_notified_of_the_end(bench: Bench) -> None:
     answer = await bench.put(notify="ear")
 
     await bench.settle(await bench.claim(), Complete(b"r"))
@@ -97,7 +97,7 @@ async def test_whoever_enqueues_with_notify_is_told_of_the_end(bench: Bench) -> 
     assert await hear(bench, "ear") == [Finished("job", answer.incarnation, S.COMPLETED, b"r")]
 
 
-async def test_a_failure_is_told_with_its_reason_and_only_when_it_is_final(bench: Bench) -> None:
+async def test_only_a_final_failure_is_reported_with_its_reason(bench: Bench) -> None:
     answer = await bench.put(attempts=2, notify="ear")
     await bench.settle(await bench.claim(), Fail(BOOM))
     await bench.settle(await bench.claim(), Snooze(0))
@@ -121,7 +121,7 @@ async def test_a_duplicate_waits_for_the_end_of_the_one_that_is_there(bench: Ben
         await hear_nothing(bench, listener)
 
 
-async def test_a_cached_result_is_told_in_the_answer_alone(bench: Bench) -> None:
+async def test_a_cached_result_comes_with_the_answer(bench: Bench) -> None:
     await bench.bring(S.COMPLETED)
 
     answer = await bench.put(notify="ear")
@@ -130,7 +130,7 @@ async def test_a_cached_result_is_told_in_the_answer_alone(bench: Bench) -> None
     await hear_nothing(bench, "ear")
 
 
-async def test_many_ends_are_told_to_one_listener(bench: Bench) -> None:
+async def test_one_listener_is_notified_of_many_ends(bench: Bench) -> None:
     await bench.put_all([bench.new(f"{i:03}", notify="ear") for i in range(300)])
     for lease in await bench.claim_all(100):
         await bench.settle(lease, Complete(lease.id.encode()))

@@ -56,7 +56,7 @@ def test_reads_what_people_write(value: timedelta | str | float, expected: int) 
 
 
 @pytest.mark.parametrize("value", [0.0001, "0.1ms", timedelta(microseconds=1)])
-def test_more_than_nothing_never_becomes_nothing(value: timedelta | str | float) -> None:
+def test_a_positive_duration_never_rounds_to_zero(value: timedelta | str | float) -> None:
     assert milliseconds(value) == 1
 
 
@@ -95,7 +95,7 @@ def test_more_than_nothing_never_becomes_nothing(value: timedelta | str | float)
         [5],
     ],
 )
-def test_refuses_what_is_no_duration_and_names_the_option(value: object) -> None:
+def test_an_invalid_duration_is_refused_with_the_name_of_its_option(value: object) -> None:
     with pytest.raises(InvalidOption, match=r"^lease=.* is not a valid duration: .* Give .*\"30s\""):
         milliseconds(value, what="lease")  # type: ignore[arg-type]
 

@@ -57,6 +57,6 @@ def test_a_type_of_a_newer_writer_and_its_columns_are_passed_on_and_over() -> No
     assert table == {"seq": [8, 9], "type": ["teleported"] * 2, "id": ["a", "b"], "group": ["", ""]}
 
 
-def test_a_name_that_is_no_column_is_refused() -> None:
+def test_a_name_that_is_not_a_column_is_refused() -> None:
     with pytest.raises(KeyError, match="colour"):
         columns([], queue="mail", names=["colour"])

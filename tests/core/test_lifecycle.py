@@ -34,7 +34,7 @@ def test_every_open_state_leads_to_an_end(state: State) -> None:
     assert reached & TERMINAL
 
 
-def test_a_finished_job_leaves_its_state_by_hand_or_by_retention_only() -> None:
+def test_a_finished_job_leaves_its_state_only_by_an_operator_or_retention() -> None:
     verbs = {row.verb for row in TRANSITIONS if row.source in TERMINAL and row.target is not row.source}
 
     assert verbs - {"quarantine"} == {
@@ -57,7 +57,7 @@ def test_an_active_job_is_only_touched_by_its_holder_the_sweeper_and_the_operato
     assert leaving == {"settle", "sweep", "obliterate", "quarantine"}
 
 
-def test_every_change_of_state_is_told_in_the_log_but_retention_and_obliteration() -> None:
+def test_every_change_of_state_is_logged_except_retention_and_obliteration() -> None:
     silent = {row.verb for row in TRANSITIONS if row.event is None}
 
     assert silent == {"sweep", "obliterate"}

@@ -62,7 +62,7 @@ def test_a_rate_is_read_in_every_form(given: Any, rate: Rate) -> None:
         ["100/s"],
     ],
 )
-def test_what_is_no_rate_is_refused_by_name(given: Any) -> None:
+def test_an_invalid_rate_is_refused_by_name(given: Any) -> None:
     with pytest.raises(InvalidOption, match=r"^limit=") as refused:
         parse_rate(given, what="limit")
     assert len(str(refused.value)) < 400

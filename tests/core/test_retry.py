@@ -81,7 +81,7 @@ def test_custom_asks_the_function_for_the_failures_and_the_error() -> None:
     assert seen == [(3, error)]
 
 
-def test_custom_that_nobody_registered_is_named() -> None:
+def test_an_unregistered_custom_backoff_is_named() -> None:
     with pytest.raises(InvalidOption, match="'mine' is not known here"):
         delay_ms(Custom("mine"), 1, random=no_randomness)
 

@@ -155,7 +155,7 @@ def test_intervals_do_not_know_of_clocks() -> None:
         ("* * */20 * 1L,2#0", "bad day-of-week"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_the_reason(expression: Any, reason: str) -> None:
+def test_an_invalid_expression_is_refused_with_the_reason(expression: Any, reason: str) -> None:
     with pytest.raises(InvalidOption, match=reason):
         Cron.of(expression)
 
@@ -186,7 +186,7 @@ def test_slots_lie_from_the_start_to_the_end() -> None:
     assert schedule.first(5000) is None
 
 
-def test_after_completion_begins_at_once_and_then_the_store_says_when() -> None:
+def test_a_schedule_after_completion_starts_immediately_and_then_follows_the_store() -> None:
     schedule = Schedule(AfterCompletion(5000), start_ms=2000)
     assert (schedule.first(100), schedule.first(3000)) == (2000, 3000)
     assert schedule.next_after(3000) is None

@@ -98,7 +98,7 @@ def test_every_row_of_the_five_designs_links_to_the_test_that_shows_it(row: Row)
 
 
 @pytest.mark.parametrize("section", OTHERS)
-def test_rows_of_the_others_say_what_it_is_here(section: str) -> None:
+def test_rows_of_the_other_tables_name_our_equivalent(section: str) -> None:
     for row in ROWS:
         if row.section == section:
             assert len(row.cells) == 2, row

@@ -296,7 +296,7 @@ async def test_a_chord_needs_a_job(app: App) -> None:
     assert await job.result() == 0
 
 
-async def test_schedules_may_be_put_in_when_a_worker_starts(app: App) -> None:
+async def test_schedules_may_be_added_when_a_worker_starts(app: App) -> None:
     @app.task
     def remind(to: str) -> None: ...
 

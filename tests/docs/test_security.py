@@ -47,7 +47,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_whatever_its_hos
 
 
 @pytest.mark.parametrize("server", [(RULE.replace("~penstock:*", PROD_KEYS),)], indirect=True)
-def test_who_may_load_functions_can_replace_those_of_other_namespaces(server: ValkeyServer) -> None:
+def test_a_user_who_may_load_functions_can_replace_those_of_other_namespaces(server: ValkeyServer) -> None:
     """That is why the page says so."""
     name, _, password = LOGIN.partition(":")
     with Redis(port=server.port, username=name, password=password) as user:

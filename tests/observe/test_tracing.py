@@ -130,7 +130,7 @@ async def test_retries_are_linked_to_the_enqueue_and_to_the_run_before(
     assert exception.attributes["exception.message"] == "not yet"
 
 
-async def test_the_jobs_of_a_flow_are_in_the_trace_of_who_put_them_in(
+async def test_the_jobs_of_a_flow_are_in_the_trace_of_their_enqueuer(
     memory_app: App, telemetry: Telemetry
 ) -> None:
     @memory_app.task(queue="pages")
@@ -152,7 +152,7 @@ async def test_the_jobs_of_a_flow_are_in_the_trace_of_who_put_them_in(
     assert sorted(span.name for span in telemetry.spans("enqueue")) == ["enqueue pages", "enqueue sums"]
 
 
-async def test_a_snooze_is_no_error(memory_app: App, telemetry: Telemetry) -> None:
+async def test_a_snooze_is_not_an_error(memory_app: App, telemetry: Telemetry) -> None:
     @memory_app.task
     async def later() -> None:
         if not telemetry.spans("run"):
@@ -165,7 +165,7 @@ async def test_a_snooze_is_no_error(memory_app: App, telemetry: Telemetry) -> No
     assert (first.status.status_code, first.events) == (StatusCode.UNSET, ())
 
 
-async def test_a_suspended_run_is_no_error(memory_app: App, telemetry: Telemetry) -> None:
+async def test_a_suspended_run_is_not_an_error(memory_app: App, telemetry: Telemetry) -> None:
     @memory_app.task
     async def ask(context: JobContext) -> None:
         if context.signal is None:
@@ -182,7 +182,7 @@ async def test_a_suspended_run_is_no_error(memory_app: App, telemetry: Telemetry
     assert first.attributes["penstock.outcome"] == "suspended"
 
 
-async def test_to_wait_for_children_or_a_rate_limit_is_no_error(
+async def test_waiting_for_children_or_a_rate_limit_is_not_an_error(
     memory_app: App, telemetry: Telemetry
 ) -> None:
     @memory_app.task

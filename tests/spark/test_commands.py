@@ -88,7 +88,7 @@ def test_a_csv_file_is_typed_by_the_task_and_what_holds_is_exported(
     assert (again["completed"], again["plan"]["done"], again["plan"]["failed"]) == (0, 2, 1)
 
 
-def test_json_lines_go_in_and_come_out_and_are_the_memory(command: Command, tmp_path: Path) -> None:
+def test_json_lines_are_input_output_and_ledger(command: Command, tmp_path: Path) -> None:
     lines = tmp_path / "numbers.jsonl"
     lines.write_text('{"k": "a", "n": 1}\n{"k": "b", "n": 2}\n')
     process = [
@@ -116,7 +116,7 @@ def test_json_lines_go_in_and_come_out_and_are_the_memory(command: Command, tmp_
     assert "has the key 'k' as string, but the table has it as bigint" in command.said
 
 
-def test_tables_of_the_catalog_go_in_and_come_out_and_a_cost_cap_has_a_code_of_its_own(
+def test_catalog_tables_are_input_and_output_and_a_cost_cap_has_its_own_exit_code(
     spark: SparkSession, command: Command, database: str
 ) -> None:
     spark.range(5).selectExpr("id AS n").write.saveAsTable(f"{database}.numbers")

@@ -89,7 +89,7 @@ def test_a_fleet_that_is_stopped_ends_and_leaves_what_it_had_not_begun(spark: Sp
     assert [job.state for job in jobs(url, "rows", [later.id])] == [State.WAITING]
 
 
-def test_a_worker_ends_when_nobody_holds_its_fleet_any_more(url: str) -> None:
+def test_a_worker_ends_when_its_fleet_is_abandoned(url: str) -> None:
     """As if the driver had been killed, and the executor lived on."""
     job = square.sync.enqueue(7)
     with Store(url) as store:
@@ -112,7 +112,9 @@ def test_a_worker_ends_when_nobody_holds_its_fleet_any_more(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("until_drained", [True, False])
-def test_a_fleet_that_has_lost_its_job_says_so(spark: SparkSession, url: str, until_drained: bool) -> None:
+def test_a_fleet_reports_that_it_lost_its_spark_job(
+    spark: SparkSession, url: str, until_drained: bool
+) -> None:
     """As if the driver had been asleep. Its queue is not drained: a job is scheduled for later."""
     square.options(delay="1h").sync.enqueue(8)
     fleet = ps.fleet(spark, app, size=1, queues=["rows"], until_drained=until_drained)

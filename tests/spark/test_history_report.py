@@ -156,7 +156,7 @@ def test_what_jobs_say_cannot_become_part_of_the_page(told: Told, browser: str) 
     assert seen["hacked"] is None
 
 
-def test_the_page_asks_nobody_for_anything(told: Told) -> None:
+def test_the_page_requests_nothing_from_the_network(told: Told) -> None:
     text = told.page.read_text()
     without_data = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
     assert "default-src 'none'" in without_data
@@ -223,6 +223,6 @@ def test_a_history_without_gold_has_no_page(spark: SparkSession, tmp_path: Path)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_time_that_is_none_is_refused(told: Told) -> None:
+def test_an_invalid_time_is_refused(told: Told) -> None:
     with pytest.raises(InvalidOption, match="since must be an ISO 8601 time"):
         history.report(told.folder, told.page.with_name("soon.html"), since="soon")

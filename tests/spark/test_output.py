@@ -74,7 +74,7 @@ def test_an_output_that_an_earlier_version_began_keeps_its_names(
     ]
 
 
-def test_what_cannot_be_processed_is_told_in_plain_words(
+def test_input_that_cannot_be_processed_is_reported_in_plain_words(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:
     table, output = numbers(spark, 1), tmp_path / "out"

@@ -298,7 +298,7 @@ def until_taken(url: str, output: Path, batch: Batch) -> None:
             time.sleep(0.05)
 
 
-def test_rows_whose_jobs_are_gone_are_put_in_again_until_all_are_in_the_ledger_once(
+def test_rows_whose_jobs_are_gone_are_enqueued_again_until_all_are_in_the_ledger_once(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, put = tmp_path / "doubles", []
@@ -319,7 +319,7 @@ def test_rows_whose_jobs_are_gone_are_put_in_again_until_all_are_in_the_ledger_o
 
 
 @pytest.mark.parametrize("longest_s", [600.0, 1.0])
-def test_rows_that_take_long_are_put_in_again_only_after_a_long_time(
+def test_slow_rows_are_enqueued_again_only_after_a_long_time(
     spark: SparkSession,
     tasks: ModuleType,
     tmp_path: Path,
@@ -342,7 +342,7 @@ def test_rows_that_take_long_are_put_in_again_only_after_a_long_time(
     assert calls(tmp_path) == ["1"]
 
 
-def test_rows_that_are_put_in_twice_are_in_the_ledger_once(
+def test_rows_enqueued_twice_are_in_the_ledger_once(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when Spark repeats what an executor that was lost had done."""
@@ -493,7 +493,7 @@ def test_nothing_but_the_run_s_own_files_is_removed(
         assert len(rows_of(spark, tmp_path / name)) == count
 
 
-def test_bad_input_is_told_before_any_job_is_enqueued(
+def test_bad_input_is_reported_before_any_job_is_enqueued(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"

@@ -28,7 +28,7 @@ def below_four(value: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_result_that_is_not_as_expected_fails_its_row_once_and_is_paid_again_only_if_asked(
+def test_an_unexpected_result_fails_its_row_and_is_paid_again_only_on_request(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:
     output, quarantine = tmp_path / "doubles", tmp_path / "bad"

@@ -105,7 +105,7 @@ def test_queues_can_be_several(spark: SparkSession, url: str) -> None:
     assert read(spark, url, queue="", subscribePattern="none").count() == 0
 
 
-def test_events_that_are_gone_are_told_with_their_range(spark: SparkSession, url: str) -> None:
+def test_missing_events_are_reported_with_their_range(spark: SparkSession, url: str) -> None:
     fill(url, QUEUE, waiting=5)
 
     async def trim(storage: Any) -> None:

@@ -38,7 +38,7 @@ def test_results_of_a_deleted_output_are_counted_as_reused_or_made_again_as_aske
     assert len(calls(tmp_path)) == 6
 
 
-def test_a_run_without_a_display_logs_that_nobody_works(
+def test_a_run_without_a_display_logs_that_no_worker_runs(
     spark: SparkSession,
     file_url: str,
     tmp_path: Path,

@@ -78,7 +78,7 @@ async def _expire(storage: Storage) -> None:
     await storage.claim(QUEUE, Take("w", 10, 60_000))
 
 
-def test_results_that_are_gone_before_they_are_read_are_told(url: str) -> None:
+def test_results_that_expire_unread_are_reported(url: str) -> None:
     fill(url, QUEUE, completed=3)
     ask(url, lambda storage: storage.remove(QUEUE, ["c1"]))
     with pytest.raises(EventsLost, match=r"1 finished jobs are no longer kept, for example 'c1'"):

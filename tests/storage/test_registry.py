@@ -16,7 +16,7 @@ def test_an_unknown_scheme_is_refused_with_those_that_are_known_and_a_guess() ->
         open_storage("sqllite:///penstock.db")
 
 
-def test_what_is_no_url_is_refused() -> None:
+def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(InvalidOption, match="not a URL"):
         open_storage("penstock.db")
 

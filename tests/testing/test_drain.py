@@ -25,7 +25,7 @@ from penstock import (
 from penstock.testing import Harness, harness
 
 
-async def test_nothing_runs_until_it_is_told_to(app: App, h: Harness) -> None:
+async def test_nothing_runs_until_the_test_says_so(app: App, h: Harness) -> None:
     ran: list[str] = []
 
     @app.task(queue="mail")
@@ -306,7 +306,7 @@ async def test_timeouts_cancels_and_contexts_are_a_workers(app: App, h: Harness)
     assert await asked.logs() == ["about to be cancelled"]
 
 
-async def test_a_job_lost_while_it_runs_is_told_as_stalled(app: App, h: Harness) -> None:
+async def test_a_job_whose_worker_is_lost_is_reported_as_stalled(app: App, h: Harness) -> None:
     @app.task
     async def lost(context: JobContext) -> None:
         await app.queue(context.queue).obliterate(force=True)
@@ -381,7 +381,7 @@ async def test_sync_handlers_may_use_the_sync_face(app: App, h: Harness) -> None
     assert [(run.task, run.result) for run in h.runs] == [("parent", "queued"), ("child", "x")]
 
 
-async def test_a_task_nobody_knows_fails_as_it_does_in_a_worker(app: App, h: Harness) -> None:
+async def test_an_unknown_task_fails_as_it_does_in_a_worker(app: App, h: Harness) -> None:
     await app.queue("default").enqueue({}, task="elsewhere", attempts=1)
     drained = await h.drain()
 

@@ -81,7 +81,7 @@ async def test_inline_runs_what_is_made_ready_by_other_verbs(app: App) -> None:
         assert await last.result(timeout="5s") == "done"
 
 
-async def test_inline_failures_are_told_by_the_result_or_raised_at_once(app: App) -> None:
+async def test_inline_failures_are_in_the_result_or_raised_immediately(app: App) -> None:
     @app.task(attempts=1)
     async def broken() -> None:
         raise ZeroDivisionError("by nothing")
@@ -215,7 +215,7 @@ async def test_a_harness_may_stand_on_a_real_server(app: App, valkey_url: str) -
         assert await server.queues() == before
 
 
-async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
+async def test_a_harness_that_is_not_active_raises(app: App) -> None:
     h = harness(app)
     with pytest.raises(PenstockError, match="harness is not active"):
         await h.drain()
@@ -227,7 +227,7 @@ async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
         harness(app, colour="red")  # type: ignore[call-arg]
 
 
-def test_what_is_no_app_cannot_be_put_under_test() -> None:
+def test_the_harness_refuses_a_value_that_is_not_an_app() -> None:
     with pytest.raises(InvalidOption, match=r"harness needs the App .* got 'tasks'"):
         harness("tasks")  # type: ignore[arg-type]
 

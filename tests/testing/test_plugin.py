@@ -76,7 +76,7 @@ def test_the_fixture_serves_sync_and_async_tests_and_gives_the_app_back(inner: p
             assert h.sync.enqueued() == []
             assert told == ["start", "stop"] * 2
 
-        async def test_two_apps_at_once(penstock_harness):
+        async def test_two_apps_run_side_by_side(penstock_harness):
             from penstock import App
             other = App("memory://")
             other.task(name="same")(lambda n: n)

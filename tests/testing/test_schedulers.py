@@ -48,7 +48,7 @@ async def test_a_rest_after_completion_counts_from_the_end(app: App, h: Harness)
     assert [round(rest / timedelta(minutes=1)) for rest in rests] == [90, 90]
 
 
-async def test_inline_a_job_that_is_due_runs_when_its_scheduler_is_put_in(app: App) -> None:
+async def test_inline_a_due_job_runs_when_its_schedule_is_added(app: App) -> None:
     runs: list[Any] = []
 
     @app.task

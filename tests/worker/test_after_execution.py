@@ -113,7 +113,7 @@ async def test_runs_that_neither_completed_nor_failed_are_not_shown(memory_app: 
     assert seen == []
 
 
-async def test_a_hook_that_raises_changes_nothing_and_is_told(memory_app: App) -> None:
+async def test_a_hook_that_raises_changes_nothing_and_is_logged(memory_app: App) -> None:
     @memory_app.after_execution
     async def fine(execution: Execution) -> None:
         execution.result = f"<{execution.result}>"
@@ -332,7 +332,7 @@ async def test_a_hook_is_not_called_for_a_thread_that_ends_after_its_cancel(memo
 
 
 @pytest.mark.parametrize("runner", ["async", "thread"])
-async def test_a_run_whose_ttl_passes_is_told_as_failed(app: App, runner: str) -> None:
+async def test_a_run_whose_ttl_passes_is_reported_as_failed(app: App, runner: str) -> None:
     seen: list[tuple[str, str]] = []
     go_on = threading.Event()
 

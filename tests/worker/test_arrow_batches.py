@@ -79,7 +79,7 @@ async def test_a_table_of_another_length_fails_the_batch() -> None:
             await handles[0].result()
 
 
-async def test_an_item_that_is_no_row_fails_alone() -> None:
+async def test_an_item_that_is_not_a_row_fails_alone() -> None:
     app = App("memory://")
 
     @app.task(batch=10, batch_wait="20ms", attempts=1)

@@ -145,7 +145,7 @@ async def test_results_may_be_given_by_job_id(memory_app: App) -> None:
         ({"nobody": 1}, "'nobody', which is not a job of its batch"),
     ],
 )
-async def test_an_answer_that_cannot_be_told_apart_fails_all_jobs(
+async def test_an_answer_that_cannot_be_matched_to_its_jobs_fails_all_of_them(
     memory_app: App, answer: Any, said: str
 ) -> None:
     @memory_app.task(batch=2, attempts=1)

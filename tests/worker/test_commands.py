@@ -79,7 +79,7 @@ async def test_a_command_that_ends_with_0_completes_with_its_output_in_the_log(a
     assert await job.logs() == ["out", "err", "rest"]
 
 
-async def test_any_other_code_fails_the_run_and_is_told(app: App) -> None:
+async def test_any_other_exit_code_fails_the_run_and_is_reported(app: App) -> None:
     async with working(app, commands=True):
         job = await put(app, "echo reason; exit 9")
         killed = await put(app, "kill -SEGV $$")
@@ -268,7 +268,7 @@ async def test_a_supervisor_that_is_killed_takes_the_command_with_it(memory_app:
     assert info.state == "failed"
 
 
-async def test_a_supervisor_that_is_killed_before_it_tells_of_its_command_leaves_no_orphan() -> None:
+async def test_a_supervisor_killed_before_it_reports_its_command_leaves_no_orphan() -> None:
     # Job control gives the command a group of its own, as the supervisor does.
     shell = await asyncio.create_subprocess_exec(
         "/bin/sh",
@@ -313,7 +313,7 @@ async def test_a_lot_of_output_holds_nothing_up_and_its_end_is_kept(memory_app: 
     assert len(lines) <= 1000
 
 
-async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_shown(memory_app: App) -> None:
+async def test_long_lines_are_cut_and_bytes_that_are_not_text_are_shown(memory_app: App) -> None:
     async with working(memory_app, commands=True):
         job = await put(memory_app, r"printf 'a\377b\r\n'; head -c 5000 /dev/zero | tr '\0' x")
         await job.result(timeout="20s")
@@ -323,7 +323,7 @@ async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_shown(memory_ap
     assert (len(second), second[-1]) == (2002, "…")
 
 
-async def test_a_worker_that_does_not_run_commands_says_so(memory_app: App) -> None:
+async def test_a_worker_that_runs_no_commands_says_so(memory_app: App) -> None:
     async with working(memory_app, queues=["default"], unknown_after=0):
         info = await ended(await put(memory_app, "true"))
 
@@ -331,7 +331,7 @@ async def test_a_worker_that_does_not_run_commands_says_so(memory_app: App) -> N
     assert "penstock worker --commands" in info.failure.message
 
 
-async def test_a_payload_that_is_no_command_fails_for_good(memory_app: App) -> None:
+async def test_a_payload_that_is_not_a_command_fails_without_retries(memory_app: App) -> None:
     async with working(memory_app, commands=True):
         job = await memory_app.queue("default").enqueue({"line": "x"}, task=COMMAND_TASK, attempts=5)
         info = await ended(job)
@@ -340,7 +340,7 @@ async def test_a_payload_that_is_no_command_fails_for_good(memory_app: App) -> N
     assert info.failures == 1
 
 
-async def test_a_shell_that_is_not_there_is_told(memory_app: App) -> None:
+async def test_a_missing_shell_is_reported(memory_app: App) -> None:
     async with working(memory_app, commands="/no/such/shell"):
         info = await ended(await put(memory_app, "true"))
 
@@ -383,7 +383,7 @@ async def test_many_commands_run_at_a_time(memory_app: App) -> None:
 
 
 @pytest.mark.parametrize("stop", ["", "t"])
-def test_where_there_is_no_pidfd_the_supervisor_looks_for_the_end(tmp_path: Path, stop: str) -> None:
+def test_without_pidfd_the_supervisor_polls_for_the_end(tmp_path: Path, stop: str) -> None:
     from penstock.worker.runners import supervise
 
     without = (

@@ -147,7 +147,7 @@ async def test_a_server_that_closes_idle_connections_does_not_make_a_suspended_w
             assert list((await storage.lives(QUEUE)).values()) == [True]
 
 
-async def test_a_worker_whose_connection_is_cut_announces_another_at_once() -> None:
+async def test_a_worker_whose_connection_is_cut_announces_the_new_one_immediately() -> None:
     with ValkeyServer() as server:
         async with App(server.url) as app, victim(app) as process:
             storage, client = await app.connect(), server.client()

@@ -77,7 +77,7 @@ async def test_events_tell_the_life_of_a_job(app: App) -> None:
     }
 
 
-async def test_a_job_that_fails_for_good_is_told_with_its_failure(app: App) -> None:
+async def test_a_final_failure_is_reported_with_its_error(app: App) -> None:
     @app.task(attempts=1)
     async def broken() -> None:
         raise ValueError("never")
@@ -91,7 +91,7 @@ async def test_a_job_that_fails_for_good_is_told_with_its_failure(app: App) -> N
     ]
 
 
-async def test_a_worker_tells_of_its_beginning_and_its_end(memory_app: App) -> None:
+async def test_a_worker_logs_its_start_and_its_end(memory_app: App) -> None:
     worker = memory_app.worker(queues=["mail"])
     events = recorded(worker, "ready", "stopping", "stopped")
     async with running(worker):
@@ -100,7 +100,7 @@ async def test_a_worker_tells_of_its_beginning_and_its_end(memory_app: App) -> N
     assert worker.state == "stopped"
 
 
-async def test_drained_is_told_once_each_time_a_queue_empties(app: App) -> None:
+async def test_drained_fires_once_each_time_a_queue_empties(app: App) -> None:
     @app.task
     async def echo(n: int) -> int:
         return n
@@ -114,7 +114,9 @@ async def test_drained_is_told_once_each_time_a_queue_empties(app: App) -> None:
     assert {event.queue for event in drained} == {"default"}
 
 
-async def test_a_listener_that_fails_disturbs_nobody(app: App, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_listener_does_not_disturb_the_others(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: list[WorkerEvent] = []
 
     @app.task
@@ -219,7 +221,7 @@ async def test_health_tells_what_a_worker_is_doing(app: App) -> None:
     assert worker.health().state == "stopped"
 
 
-async def test_listeners_may_be_put_in_by_a_decorator(memory_app: App) -> None:
+async def test_listeners_may_be_added_by_a_decorator(memory_app: App) -> None:
     seen: list[str] = []
 
     @memory_app.task

@@ -26,7 +26,7 @@ def test_a_queue_alone_gets_everything() -> None:
     assert apportion(7, [served]) == {served: 7}
 
 
-def test_one_slot_at_a_time_is_shared_by_weight_and_starves_nobody() -> None:
+def test_one_slot_at_a_time_is_shared_by_weight_and_starves_no_queue() -> None:
     heavy, light = ServedQueue("heavy", 3), ServedQueue("light", 1)
     turns: Counter[str] = Counter()
     for _ in range(400):
@@ -204,7 +204,7 @@ def _counted(name: str, call: Any, calls: Counter[str]) -> Any:
     return counted
 
 
-async def test_a_delayed_job_put_in_while_the_worker_sleeps_starts_when_it_is_due(
+async def test_a_delayed_job_starts_when_it_is_due_though_the_worker_sleeps(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "LONGEST_WAIT_MS", 60_000)

@@ -207,7 +207,7 @@ async def test_a_start_hook_that_registers_nothing_does_not_hide_that_there_is_n
             await app.worker().run()
 
 
-async def test_a_worker_warns_of_a_queue_that_looks_misspelt(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_warns_of_a_queue_name_that_looks_misspelt(caplog: pytest.LogCaptureFixture) -> None:
     app = App("memory://")
     app.task(name="send", queue="mail")(lambda: None)
     async with app:

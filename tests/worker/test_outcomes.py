@@ -91,7 +91,7 @@ async def test_a_job_fails_for_good_when_its_attempts_are_used_up(app: App) -> N
         await until(lambda: (worker.stats.failed, worker.stats.retrying) == (1, 1))
 
 
-async def test_unrecoverable_ends_a_job_at_once(app: App) -> None:
+async def test_unrecoverable_ends_a_job_immediately(app: App) -> None:
     @app.task(attempts=5)
     async def hopeless() -> None:
         raise Unrecoverable("no such user")

@@ -26,7 +26,7 @@ def test_lines_come_as_soon_as_they_are_whole() -> None:
     assert output.rest() == []
 
 
-def test_bytes_that_are_no_text_are_shown_as_such() -> None:
+def test_bytes_that_are_not_text_are_shown_as_bytes() -> None:
     assert kept(b"\xff!\n") == ["�!"]
 
 

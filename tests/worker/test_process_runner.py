@@ -173,7 +173,7 @@ async def test_progress_and_log_lines_arrive_before_the_end() -> None:
         assert await job.logs() == ["one", "two"]
 
 
-async def test_threads_of_a_handler_may_report_at_once() -> None:
+async def test_threads_of_a_handler_may_report_concurrently() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         job = await tasks.talk_at_once.enqueue(4, 25)
         await job.result(timeout="20s")

@@ -206,7 +206,7 @@ async def test_a_store_that_can_be_read_and_not_written_is_left_alone_for_longer
     assert await recover() == 0.02
 
 
-async def test_a_full_store_is_told_from_one_that_is_away(
+async def test_a_full_store_is_distinguished_from_an_unreachable_one(
     memory_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors: list[Exception] = [StorageFull("jobs.db: no room to write. Free disk space.")]

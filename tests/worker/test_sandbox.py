@@ -221,7 +221,7 @@ async def test_a_cancelled_run_may_clean_up(
         assert not is_alive(pid)
 
 
-async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
+async def test_a_run_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> None:
     async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await tasks.ignore_being_told.enqueue(str(tmp_path / "ready"))
         [pid] = await pids_in(tmp_path / "ready")
@@ -231,7 +231,7 @@ async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
         assert not is_alive(pid)
 
 
-async def test_a_run_that_returns_when_told_to_stop_has_not_completed(
+async def test_a_run_that_returns_when_asked_to_stop_has_not_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "_GRACE_S", 30.0)
@@ -338,7 +338,7 @@ async def test_a_stopping_worker_hands_the_run_back_and_ends_it(tmp_path: Path) 
 # Output
 
 
-async def test_output_is_kept_in_order_whoever_printed_it() -> None:
+async def test_output_keeps_its_order_across_processes() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         job = await tasks.talk.enqueue()
         await job.result(timeout="30s")

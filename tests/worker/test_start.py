@@ -129,7 +129,7 @@ async def test_a_worker_that_waits_for_its_store_can_be_stopped(caplog: pytest.L
     await app.close()
 
 
-async def test_a_store_that_stays_away_is_told_after_the_time_a_call_insists(
+async def test_a_store_that_stays_unreachable_is_reported_after_the_retries_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert recovery._START_PATIENCE_S == 30
@@ -140,7 +140,7 @@ async def test_a_store_that_stays_away_is_told_after_the_time_a_call_insists(
     await app.close()
 
 
-async def test_a_store_that_refuses_us_is_told_at_once(valkey_url: str) -> None:
+async def test_a_store_that_refuses_the_login_is_reported_immediately(valkey_url: str) -> None:
     parts = urlsplit(valkey_url)
     app = _app(f"valkey://nobody:wrong@{parts.hostname}:{parts.port}")
     worker: Worker = app.worker()
@@ -149,7 +149,7 @@ async def test_a_store_that_refuses_us_is_told_at_once(valkey_url: str) -> None:
     await app.close()
 
 
-async def test_a_file_that_is_not_there_is_told_at_once(tmp_path: object) -> None:
+async def test_a_missing_file_is_reported_immediately(tmp_path: object) -> None:
     app = _app(f"sqlite:///{tmp_path}/missing/jobs.db")
     with pytest.raises(StorageUnavailable, match="directory does not exist"):
         await asyncio.wait_for(app.worker().run(), 10)

@@ -113,7 +113,7 @@ async def test_names_are_checked_at_the_door(memory_app: App) -> None:
         await claimed.snooze("1s", step="\n")
 
 
-async def test_a_loop_of_one_s_own_suspends_and_goes_on(app: App) -> None:
+async def test_a_custom_worker_loop_suspends_and_resumes_jobs(app: App) -> None:
     queue = app.queue("orders")
     handle = await queue.enqueue({"id": 7})
     async with queue.claim() as job:

@@ -40,7 +40,7 @@ print("ended", flush=True)
 """
 
 
-async def test_a_stopping_worker_finishes_what_it_has_and_claims_nothing_more(app: App) -> None:
+async def test_a_stopping_worker_finishes_its_jobs_and_claims_none(app: App) -> None:
     started, finish = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -329,7 +329,7 @@ async def test_a_burst_worker_ends_with_a_message_on_a_paused_queue(
     assert await app.queue("default").waiting() == 1
 
 
-async def test_a_worker_that_is_stopped_before_it_runs_ends_at_once(memory_app: App) -> None:
+async def test_a_worker_stopped_before_it_runs_ends_immediately(memory_app: App) -> None:
     @memory_app.task
     async def note() -> None: ...
 
@@ -378,7 +378,7 @@ async def test_a_signal_lets_running_jobs_finish(number: signal.Signals, tmp_pat
         assert await job.result(timeout="10s") == "done"
 
 
-async def test_a_second_signal_hands_back_at_once(tmp_path: Path) -> None:
+async def test_a_second_signal_hands_back_immediately(tmp_path: Path) -> None:
     async with App(f"sqlite:///{tmp_path}/s.db") as app:
         job = await app.queue("q").enqueue({"seconds": 3600}, task="slow")
         with _script(tmp_path, grace="1h") as process:
@@ -411,7 +411,7 @@ async def _line(process: subprocess.Popen[str], expected: str) -> None:
     assert line.strip() == expected
 
 
-async def test_cancelling_run_hands_back_at_once(app: App) -> None:
+async def test_cancelling_run_hands_back_immediately(app: App) -> None:
     started = asyncio.Event()
 
     @app.task

@@ -83,7 +83,7 @@ async def test_a_tail_that_is_cancelled_has_reported_what_it_has() -> None:
     assert log.lines == ["one", "two", "rest"]
 
 
-async def test_a_receipt_nobody_waits_for_any_more_may_be_refused_in_silence() -> None:
+async def test_a_receipt_without_a_waiter_may_be_refused_silently() -> None:
     heard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
     future: Future[None] = Future()

@@ -54,7 +54,7 @@ async def test_a_handler_in_another_process_is_heard_too() -> None:
 
 
 @pytest.mark.parametrize("amount", [-1, float("nan"), float("inf"), 1e12, True, "1"])
-async def test_what_is_no_amount_is_refused(memory_app: App, amount: float) -> None:
+async def test_an_invalid_amount_is_refused(memory_app: App, amount: float) -> None:
     @memory_app.task(attempts=1)
     async def use(context: JobContext) -> None:
         context.use(usd=amount)

@@ -99,7 +99,7 @@ async def test_no_token_comes_back_however_often_a_backup_is_restored(
     assert seen == sorted(seen)
 
 
-async def test_a_backup_put_in_place_by_hand_is_known_as_another_history(
+async def test_a_backup_copied_by_hand_gets_a_new_epoch(
     opened: Opener, url: str, path: Path, tmp_path: Path
 ) -> None:
     storage = await opened()

@@ -88,7 +88,7 @@ async def test_time_counts_while_the_machine_sleeps(storage: SqliteStorage, mach
     assert (await storage.sweep("q")).promoted == 1
 
 
-async def test_what_the_boot_clock_proves_is_deleted_at_once(
+async def test_records_that_the_boot_clock_proves_expired_are_deleted_immediately(
     storage: SqliteStorage, machine: Machine
 ) -> None:
     await fail_one(storage)
@@ -128,7 +128,7 @@ async def test_a_reboot_with_a_clock_in_the_past_does_not_stop_time(
     assert (await storage.sweep("q")).promoted == 1
 
 
-async def test_heartbeats_of_a_queue_that_does_not_change_are_no_gap(
+async def test_heartbeats_of_an_unchanged_queue_are_not_a_gap(
     storage: SqliteStorage, machine: Machine
 ) -> None:
     await storage.enqueue("q", [NewJob("dead"), NewJob("alive")])

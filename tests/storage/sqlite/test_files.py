@@ -76,7 +76,7 @@ async def test_a_database_of_something_else_is_refused(opened: Opener, path: Pat
         await opened()
 
 
-async def test_a_file_that_is_no_database_is_refused(opened: Opener, path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused(opened: Opener, path: Path) -> None:
     path.write_text("this is a letter to my aunt\n" * 100)
 
     with pytest.raises(StorageVersion, match="not a SQLite database"):

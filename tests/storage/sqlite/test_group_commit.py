@@ -67,7 +67,7 @@ async def test_calls_that_are_pending_together_are_committed_once(storage: Sqlit
     assert [event.id for event in page.events] == [f"job-{i}" for i in range(100)]
 
 
-async def test_a_lone_call_is_committed_at_once(storage: SqliteStorage) -> None:
+async def test_a_single_call_is_committed_immediately(storage: SqliteStorage) -> None:
     before = writer_of(storage).commits
 
     await storage.enqueue("q", [NewJob("a")])
@@ -213,7 +213,7 @@ async def test_a_call_is_refused_though_neither_its_commit_nor_its_rollback_work
     assert not (await storage.check("q")).problems
 
 
-def test_an_interrupted_commit_answers_nobody_as_if_it_were_done() -> None:
+def test_an_interrupted_commit_confirms_no_call() -> None:
     calls: list[asyncio.Future[str]] = []
     sql: list[sqlite3.Connection] = []
     storage = SqliteStorage.from_url("memory://")

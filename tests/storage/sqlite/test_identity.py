@@ -144,9 +144,7 @@ async def test_a_read_notices_a_replaced_file_as_well(storage: SqliteStorage, pa
     assert (await storage.counts("q")).waiting == 0
 
 
-async def test_a_lost_file_is_an_outage_for_those_who_repeat_calls(
-    storage: SqliteStorage, path: Path
-) -> None:
+async def test_a_lost_file_is_an_outage_for_callers_that_retry(storage: SqliteStorage, path: Path) -> None:
     delete(path)
 
     with pytest.raises(StorageUnavailable):

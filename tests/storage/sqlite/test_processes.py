@@ -149,7 +149,7 @@ async def test_nothing_is_left_in_the_signal_directory_after_close(opened: Opene
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-async def test_a_process_suspended_in_a_transaction_costs_nobody_a_lease(
+async def test_a_process_suspended_in_a_transaction_costs_no_other_process_its_leases(
     storage: SqliteStorage, peer: Starter, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
 ) -> None:
     """The sweep asks for the lock when the lease has run out already, or when the lock is free again."""

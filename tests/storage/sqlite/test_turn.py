@@ -41,7 +41,7 @@ def test_without_a_claim_everybody_may_try(waiting: Waiting) -> None:
     assert waiting.one.is_mine(1_000.0)
 
 
-def test_who_has_waited_longer_goes_first(waiting: Waiting) -> None:
+def test_the_longest_waiter_goes_first(waiting: Waiting) -> None:
     waiting.one.claim(999.5)
     assert waiting.one.is_mine(999.5)
     assert waiting.other.is_mine(999.0)

@@ -38,7 +38,7 @@ async def test_a_client_passed_in_waits_for_replicas(
     await store.close()
 
 
-async def test_a_shortfall_is_told_with_a_client_passed_in(
+async def test_a_shortfall_is_reported_with_a_client_passed_in(
     client: redis.asyncio.Redis, replica: ValkeyServer
 ) -> None:
     store = ValkeyStorage(client, replicas=1, retry_for=0.3)
@@ -60,6 +60,6 @@ async def test_a_cluster_client_is_refused_where_replicas_are_waited_for() -> No
 
 
 @pytest.mark.parametrize("replicas", [-1, "1", 1.5, True])
-def test_a_number_of_replicas_that_is_none_is_refused(client: redis.asyncio.Redis, replicas: object) -> None:
+def test_an_invalid_number_of_replicas_is_refused(client: redis.asyncio.Redis, replicas: object) -> None:
     with pytest.raises(InvalidOption, match="replicas must be an integer"):
         ValkeyStorage(client, replicas=replicas)  # type: ignore[arg-type]

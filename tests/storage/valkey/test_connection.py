@@ -196,13 +196,13 @@ async def test_user_and_password_are_used(guarded):
     assert isinstance(storage_error(caught.value, "x"), StorageRefused)
 
 
-async def test_a_user_who_may_not_name_its_connection_is_served_all_the_same(guarded):
+async def test_a_user_without_the_right_to_name_connections_is_served(guarded):
     async with opened(f"valkey://bob:b@{HOST}:{guarded.port}") as connection:
         assert await connection.call("GET", "k") is None
 
 
 @pytest.mark.parametrize("login", [":wr0ng", "ada:wr0ng", "nobody:wr0ng", ""])
-async def test_a_wrong_login_is_refused_and_the_password_is_not_told(guarded, login):
+async def test_a_wrong_login_is_refused_without_showing_the_password(guarded, login):
     with pytest.raises(StorageRefused) as caught:
         async with opened(f"valkey://{login}@{HOST}:{guarded.port}"):
             pass
@@ -210,7 +210,7 @@ async def test_a_wrong_login_is_refused_and_the_password_is_not_told(guarded, lo
     assert str(guarded.port) in str(caught.value)
 
 
-async def test_a_password_that_the_server_echoes_is_not_told():
+async def test_a_password_echoed_by_the_server_is_not_shown():
     reply = b"-ERR unknown command 'AUTH', with args beginning with: 'hunter2' \r\n+OK\r\n"
     async with fake_server(reply) as url:
         with pytest.raises(StorageVersion) as caught:

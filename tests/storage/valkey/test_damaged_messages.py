@@ -194,5 +194,5 @@ async def test_check_counts_damaged_numbers_and_repair_makes_them_anew(
     assert numbers == sorted(set(numbers))
 
 
-async def test_sound_messages_are_no_problem(storage: ValkeyStorage, told: Told) -> None:
+async def test_intact_messages_are_not_a_problem(storage: ValkeyStorage, told: Told) -> None:
     assert (await storage.check("here")).problems == {}

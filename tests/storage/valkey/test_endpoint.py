@@ -124,7 +124,7 @@ def test_passwords_are_in_no_repr():
         "valkey+unix://u:hunter2@h/s",
     ],
 )
-def test_passwords_are_in_no_message_even_of_a_url_that_is_not_encoded_well(url):
+def test_passwords_appear_in_no_message_even_if_the_url_is_badly_encoded(url):
     with pytest.raises(InvalidOption) as caught:
         Endpoint.parse(url)
     assert "hunter2" not in str(caught.value)

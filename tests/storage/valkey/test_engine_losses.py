@@ -53,7 +53,7 @@ def deaf(storage: ValkeyStorage) -> ValkeyStorage:
     return storage
 
 
-async def test_an_enqueue_whose_reply_was_lost_is_told_the_first_answer(deaf: ValkeyStorage) -> None:
+async def test_an_enqueue_whose_reply_was_lost_gets_the_first_answer(deaf: ValkeyStorage) -> None:
     jobs = [NewJob("a", b"1"), NewJob("b", delay_ms=1000), NewJob("a", b"2")]
     answers = await deaf.enqueue(QUEUE, jobs)
     assert [answer.status for answer in answers] == ["queued", "queued", "duplicate"]

@@ -228,7 +228,7 @@ async def test_a_queue_under_load_is_moved_and_nothing_is_lost_or_done_twice(
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-async def test_who_waits_is_woken_after_a_move(cluster: ValkeyCluster, router: str) -> None:
+async def test_a_waiting_claim_is_woken_after_a_move(cluster: ValkeyCluster, router: str) -> None:
     async with opened(cluster, router) as store, asyncio.timeout(60):
         await store.enqueue(QUEUE, [NewJob("a")])
         await settle_all(store, await claim_all(store, 1))

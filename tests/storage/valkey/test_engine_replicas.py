@@ -112,7 +112,7 @@ def test_the_number_of_replicas_is_read_from_the_url() -> None:
         Endpoint.parse("valkey://localhost?replicas=all")
 
 
-async def test_a_worker_is_told_of_a_server_that_may_lose_jobs_once(
+async def test_a_worker_warns_once_of_a_server_that_may_lose_jobs(
     primary: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with primary.client() as client:

@@ -260,7 +260,7 @@ async def answering(*replies: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.parametrize("code", ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS"])
-async def test_a_refusal_that_passes_is_waited_for_and_is_no_repeat(code):
+async def test_a_temporary_refusal_is_waited_for_and_does_not_count_as_a_repeat(code):
     built, again = repeats("PING")
     refusal = f"-{code} come back later\r\n".encode()
     async with answering(refusal, refusal, b"+PONG\r\n") as (address, heard):
@@ -306,7 +306,7 @@ async def test_an_old_server_is_refused_at_connect():
                 await router.call("k", "PING")
 
 
-async def test_a_wrong_password_is_refused_at_once_and_not_told():
+async def test_a_wrong_password_is_refused_immediately_and_not_shown():
     with ValkeyServer(password="right") as server:
         async with routing(f"valkey://:wr0ng@{HOST}:{server.port}") as router:
             with pytest.raises(StorageRefused) as caught:
@@ -377,7 +377,7 @@ async def test_a_blocking_call_does_not_hold_up_others_and_its_connection_is_use
         await until(lambda: connections(server) == 2, what="one connection for calls, one that waits")
 
 
-async def test_a_cancelled_blocking_call_takes_nothing_and_answers_nobody_else(server):
+async def test_a_cancelled_blocking_call_takes_nothing_and_disturbs_no_other_call(server):
     async with routing(server.url) as router:
         cancelled = asyncio.create_task(router.call_blocking("k", "BLPOP", "poison", 0, timeout=None))
         await until(blocked(server), what="the call at the server")
@@ -390,7 +390,7 @@ async def test_a_cancelled_blocking_call_takes_nothing_and_answers_nobody_else(s
         assert await router.call("k", "LRANGE", "poison", 0, -1) == [b"drop"]
 
 
-async def test_a_blocking_call_whose_connection_is_lost_says_so_and_the_next_one_works(server):
+async def test_a_blocking_call_reports_a_lost_connection_and_the_next_one_works(server):
     async with routing(server.url) as router:
         waiting = asyncio.create_task(router.call_blocking("k", "BLPOP", "never", 0, timeout=None))
         await until(blocked(server), what="the call at the server")
@@ -468,7 +468,7 @@ async def test_a_primary_that_became_a_replica_is_looked_for_anew_and_a_named_re
         listener.close()
 
 
-async def test_no_sentinel_and_an_unknown_service_are_told():
+async def test_a_missing_sentinel_and_an_unknown_service_are_reported():
     with ValkeyServer() as primary, Sentinel(primary) as sentinel:
         async with routing(f"valkey+sentinel://{HOST}:{sentinel.port}/nosuch", retry_for=0.1) as router:
             with pytest.raises(StorageUnavailable, match=r"does not know the service 'nosuch'.*Gave up"):
@@ -581,7 +581,7 @@ def _join_as_replica(replica: ValkeyServer, primary: ValkeyServer) -> None:
 
 
 @pytest.mark.cluster
-async def test_cluster_and_standalone_urls_mixed_up_are_told(cluster, server):
+async def test_mixed_up_cluster_and_standalone_urls_are_reported(cluster, server):
     async with routing(server.url.replace("valkey", "valkey+cluster")) as router:
         with pytest.raises(StorageError, match="use valkey://"):
             await router.connect()
