@@ -198,7 +198,7 @@ async def test_what_an_earlier_run_of_the_server_knew_proves_nothing() -> None:
 
 
 def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> None:
-    from penstock.storage.sqlite.lives import WorkerLocks
+    from penstock.storage.sqlite.files import WorkerLocks
 
     database = str(tmp_path / "jobs.db")
     reader, writer = os.pipe()
@@ -218,7 +218,7 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> N
 
 
 def test_a_lock_that_is_held_is_seen_and_one_released_leaves_no_trace(tmp_path: Path) -> None:
-    from penstock.storage.sqlite.lives import WorkerLocks
+    from penstock.storage.sqlite.files import WorkerLocks
 
     locks, others = (WorkerLocks(str(tmp_path / "jobs.db")) for _ in range(2))
     locks.hold("worker")

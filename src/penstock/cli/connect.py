@@ -279,7 +279,7 @@ def _missing_file(url: str) -> Path | None:
     """Return the file of the store, if it is a file and does not exist."""
     if not is_local(url):
         return None
-    from penstock.storage.sqlite.address import Address
+    from penstock.storage.sqlite.connection import Address
 
     path = Path(Address.parse(url).path).absolute()
     return None if path.exists() else path

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 from penstock.errors import InvalidOption, StorageDamaged, StorageError, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite import files
-from penstock.storage.sqlite.address import Address
 from penstock.storage.sqlite.connection import (
     APPLICATION_ID,
+    Address,
     begin_history,
     file_identity,
     highest_number,

@@ -13,8 +13,7 @@ from penstock.core.job import EMPTY_EXTRAS, Lease
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.metrics import flow_scope
-from penstock.storage.sqlite import admission, groups, schedules
-from penstock.storage.sqlite.budgets import check_budgets
+from penstock.storage.sqlite import groups, limits, schedules
 from penstock.storage.sqlite.records import (
     ACTIVE,
     FAILED,
@@ -30,6 +29,7 @@ from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.suspend import received_data
 from penstock.storage.sqlite.transitions import enter_waiting, expire, finish
 from penstock.storage.sqlite.unit import Unit
+from penstock.storage.sqlite.usage import check_budgets
 from penstock.storage.values import Claimed, Extended, Held, Take
 
 _PROMOTED = EventType.PROMOTED.value
@@ -52,13 +52,13 @@ def claim(unit: Unit, take: Take) -> Claimed:
         if spent.over:
             return Claimed([], spent.wait_ms, over_budget=True)
     promote_due(unit, limit=_PROMOTED_PER_CLAIM)
-    admission.fill_due(unit, limit=_GROUPS_PER_CLAIM)
-    allowed, _ = admission.allowance(unit, take.count)
+    limits.fill_due(unit, limit=_GROUPS_PER_CLAIM)
+    allowed, _ = limits.allowance(unit, take.count)
     leases = _take(unit, take, allowed)
     if unit.queue.uses & groups.USES_LIMITS and leases:
         groups.group_of(unit, "").charge(len(leases), cost=0, now_ms=unit.now_ms)
     if unit.groups:
-        admission.settle(unit)
+        limits.fill_touched(unit)
         unit.flush()
     return _answer(unit, take, leases)
 
@@ -78,7 +78,7 @@ def _take(unit: Unit, take: Take, count: int) -> list[Lease]:
 def _answer(unit: Unit, take: Take, leases: list[Lease]) -> Claimed:
     """Return the answer, with when to claim again. Wake no other worker if a limit of the queue stops claims."""
     waiting = unit.queue.waiting > 0
-    room, wait_ms = admission.allowance(unit, 1)
+    room, wait_ms = limits.allowance(unit, 1)
     if waiting and room:
         unit.wakes.add("w")
     elif waiting:
@@ -246,7 +246,7 @@ def _note_claims(unit: Unit, leases: list[Lease], waits_ms: list[int], worker: s
 
 def _next_due_in(unit: Unit) -> int | None:
     first = unit.next_due() if unit.queue.scheduled else None
-    times = [at for at in (first, admission.next_look(unit)) if at is not None]
+    times = [at for at in (first, limits.next_look(unit)) if at is not None]
     return max(0, min(times) - unit.now_ms) if times else None
 
 

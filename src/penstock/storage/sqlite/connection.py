@@ -1,4 +1,4 @@
-"""Connections to a database file: their settings, and the migration of the file to the present format."""
+"""Connections to a database file: their URLs and settings, and the migration of the file to the present format."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import sqlite3
 import time
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
-from penstock.errors import StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
+import msgspec
+
+from penstock.core.names import check_namespace
+from penstock.core.text import shown
+from penstock.core.units import milliseconds
+from penstock.errors import InvalidOption, StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite import files
 from penstock.storage.sqlite.lock import begin, is_busy, translate
 from penstock.storage.sqlite.statements import migrations, statements
 
 MEMORY: Final = ":memory:"
+_DEFAULT_NAMESPACE: Final = "default"
+_DEFAULT_TIMEOUT_S: Final = 30.0
 _OLDEST_SQLITE: Final = (3, 37, 0)
 _CACHE_KIB: Final = 65_536
 _OPENING_S: Final = 5
@@ -210,3 +218,54 @@ def file_identity(path: str) -> str:
         return MEMORY
     status = os.stat(path)
     return f"{status.st_dev:x}-{status.st_ino:x}"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """The location of a storage's data. ``timeout_s`` is how long a call waits for another process's lock."""
+
+    shown: str
+    path: str
+    memory_name: str = ""
+    namespace: str = _DEFAULT_NAMESPACE
+    timeout_s: float = _DEFAULT_TIMEOUT_S
+
+    @property
+    def in_memory(self) -> bool:
+        return self.path == MEMORY
+
+    @classmethod
+    def parse(cls, url: str, *, namespace: str | None = None) -> Self:
+        """Read ``sqlite:///path?namespace=prod&timeout=5s`` or ``memory://name``. ``namespace`` overrides the
+        URL's."""
+        parts = urlsplit(url)
+        options = _options(url, parts.query)
+        chosen = namespace or options.get("namespace", _DEFAULT_NAMESPACE)
+        timeout_s = (
+            milliseconds(options["timeout"], what="timeout") / 1000
+            if "timeout" in options
+            else _DEFAULT_TIMEOUT_S
+        )
+        return cls(
+            shown=url,
+            path=MEMORY if parts.scheme == "memory" else _path(url, parts.netloc, parts.path),
+            memory_name=unquote(parts.netloc + parts.path) if parts.scheme == "memory" else "",
+            namespace=check_namespace(chosen),
+            timeout_s=timeout_s,
+        )
+
+
+def _options(url: str, query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name not in ("namespace", "timeout"):
+            raise InvalidOption(f"{shown(url)}: unknown option {shown(name)}. Use namespace or timeout.")
+    return options
+
+
+def _path(url: str, netloc: str, path: str) -> str:
+    if netloc or not path.strip("/"):
+        raise InvalidOption(
+            f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///penstock.db), four for an"
+            " absolute one (sqlite:////var/lib/penstock.db), memory:// for none."
+        )
+    return unquote(path[1:])

@@ -14,7 +14,6 @@ from penstock.core.job import DAY_MS, DEFAULT_OPTIONS, Dependent
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import DAMAGED, damaged_failure
 from penstock.storage.sqlite import flows, schedules
-from penstock.storage.sqlite.messages import End
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import (
     FAILED,
@@ -28,7 +27,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import finish
-from penstock.storage.sqlite.unit import Unit
+from penstock.storage.sqlite.unit import End, Unit
 
 _FAILED: Final = EventType.FAILED.value
 _KEPT_MS: Final = 30 * DAY_MS

@@ -20,8 +20,8 @@ from penstock.errors import StorageError, StorageReplaced, StorageUnavailable
 from penstock.storage.sqlite import files
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, check_format, connect, file_identity, prepare
-from penstock.storage.sqlite.deliver import deliver
-from penstock.storage.sqlite.lives import WorkerLocks
+from penstock.storage.sqlite.files import WorkerLocks
+from penstock.storage.sqlite.links import deliver
 from penstock.storage.sqlite.lock import open_turn, translate
 from penstock.storage.sqlite.queuerow import View, any_text
 from penstock.storage.sqlite.repair import is_damage, mend_all, repeat_mended

@@ -16,7 +16,6 @@ from penstock.core.flow import Node
 from penstock.core.job import Enqueued, NewJob
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
-    budgets,
     claim,
     dedup,
     enqueue,
@@ -34,7 +33,7 @@ from penstock.storage.sqlite import (
     sweep,
     usage,
 )
-from penstock.storage.sqlite.address import Address
+from penstock.storage.sqlite.connection import Address
 from penstock.storage.sqlite.database import Session, keep_untouched, open_database
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.repair import check
@@ -151,10 +150,10 @@ class SqliteStorage:
     configure = _writes(queue_verbs.configure)
     settings = _reads(queries.settings)
     reset_usage = _writes(usage.reset_usage)
+    set_budget = _writes(usage.set_budget)
+    remove_budget = _writes(usage.remove_budget)
+    budgets = _writes(usage.budgets)
     usage = _reads(usage.usage)
-    set_budget = _writes(budgets.set_budget)
-    remove_budget = _writes(budgets.remove_budget)
-    budgets = _writes(budgets.budgets)
     shift_clock = _writes(queue_verbs.shift_clock)
 
     # Looking

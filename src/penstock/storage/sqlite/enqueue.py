@@ -14,7 +14,6 @@ from penstock.core.outcome import Failure
 from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import dedup, flows
 from penstock.storage.sqlite.limits import check_costs, cost_refused
-from penstock.storage.sqlite.messages import Put
 from penstock.storage.sqlite.records import (
     ACTIVE,
     CANCELLED,
@@ -28,7 +27,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import join_slot, keep_slot, new_record, queue_afresh, update
-from penstock.storage.sqlite.unit import Unit
+from penstock.storage.sqlite.unit import Put, Unit
 from penstock.storage.values import AttachAnswer
 
 _CHANGED = EventType.CHANGED.value

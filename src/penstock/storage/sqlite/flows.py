@@ -22,7 +22,6 @@ from penstock.core.job import Dependency, Dependent, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
 from penstock.errors import JobNotFound
-from penstock.storage.sqlite.messages import Done, End, Link
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -37,7 +36,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import enter_waiting, finish, schedule
-from penstock.storage.sqlite.unit import Unit
+from penstock.storage.sqlite.unit import Done, End, Link, Unit
 
 _FAILED: Final = EventType.FAILED.value
 _UNBLOCKED: Final = EventType.UNBLOCKED.value

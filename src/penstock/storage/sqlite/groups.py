@@ -1,6 +1,6 @@
 """Groups: jobs that share a limit or an order, and the effects of each member's transitions on the others.
 
-A verb moves members from role to role; ``admission`` then admits those for whom there is room, and writes the
+A verb moves members from role to role; ``limits`` then admits those for whom there is room, and writes the
 groups. The blocked members are in a table of their own, written immediately, because the same call reads it again.
 """
 
@@ -80,7 +80,7 @@ def _slide(unit: Unit, group: Group) -> None:
 
 
 def touch(unit: Unit, group: Group) -> None:
-    """Have ``admission.settle`` fill the group."""
+    """Have ``limits.fill_touched`` fill the group."""
     group.is_changed = True
     if not group.is_touched:
         group.is_touched = True

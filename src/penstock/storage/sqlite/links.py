@@ -1,17 +1,22 @@
-"""The effects of linked jobs on others. Each kind of link has a module; ``LINKS`` calls them all."""
+"""The effects of linked jobs on others, in their own queue and, by messages, in other queues.
+
+Each kind of link has a module; ``LINKS`` calls them all.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from penstock.core.flow import dead_letter_job
-from penstock.storage.sqlite import admission, dedup, flows, groups, schedules
+from penstock.storage.sqlite import dedup, flows, groups, limits, schedules
+from penstock.storage.sqlite.enqueue import put_or_tell
 from penstock.storage.sqlite.holds import index
-from penstock.storage.sqlite.messages import Put
 from penstock.storage.sqlite.records import Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Links, Unit
+from penstock.storage.sqlite.transaction import Transaction
+from penstock.storage.sqlite.unit import Done, Link, Links, Message, Put, Unit
 
 _NO_DEAD_LETTER = '"dead_letter":null'
 _sql = statements("records")
@@ -48,7 +53,7 @@ class _Links:
 
     def settle(self, unit: Unit) -> None:
         """Fill the groups and write them."""
-        admission.settle(unit)
+        limits.fill_touched(unit)
 
     def failed(self, unit: Unit, record: Record) -> None:
         """Send the dead letter."""
@@ -95,3 +100,37 @@ def send_dead_letter(unit: Unit, record: Record) -> None:
         handled_by=settings.dead_letter_options or settings.dead_letter_task,
     )
     unit.outbox.append((settings.dead_letter, Put(letter)))
+
+
+def deliver(transaction: Transaction, unit: Unit) -> None:
+    """Apply the messages of ``unit`` to other queues, and their messages in turn, in order.
+
+    Every queue has one unit until the end, so that each message sees the effects of those before it. All units
+    except the caller's are accepted here.
+    """
+    units = {unit.queue.name: unit}
+    sent = deque(unit.outbox)
+    while sent:
+        queue, message = sent.popleft()
+        if queue not in units:
+            units[queue] = transaction.unit(unit.namespace, queue)
+        target = units[queue]
+        target.outbox = []
+        _apply(target, message)
+        sent.extend(target.outbox)
+    for target in units.values():
+        if target is not unit:
+            transaction.accept(target)
+
+
+def _apply(unit: Unit, message: Message) -> None:
+    match message:
+        case Put(job, to_come):
+            put_or_tell(unit, job, to_come)
+        case Link(id_, dependent):
+            flows.link(unit, id_, dependent)
+        case Done(dependent, end):
+            flows.done(unit, dependent, end)
+        case _ as never:
+            assert_never(never)
+    unit.flush()

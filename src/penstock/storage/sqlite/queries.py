@@ -14,7 +14,7 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption, JobNotFound
 from penstock.storage.metrics import KeptBudget, Minute
-from penstock.storage.sqlite.eventnotes import minutes_of
+from penstock.storage.sqlite.eventlog import minutes_of
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, View
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job, shown_failure
 from penstock.storage.sqlite.statements import statements

@@ -18,7 +18,7 @@ from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.text import get_logger
 from penstock.errors import PenstockError, StorageDamaged
-from penstock.storage.sqlite import admission
+from penstock.storage.sqlite import limits
 from penstock.storage.sqlite.damage import (
     Damaged,
     find_among,
@@ -29,8 +29,8 @@ from penstock.storage.sqlite.damage import (
     recent,
     walk,
 )
-from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.eventlog import check_log
+from penstock.storage.sqlite.links import deliver
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import COMPLETED, FAILED, Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
@@ -325,7 +325,7 @@ def check_groups(unit: Unit, *, repair: bool) -> int:
             members[record.extras.group].append(record)
     for (key,) in unit.sql.execute(_sql["group_keys"], {"queue": unit.queue.key}).fetchall():
         members[key]  # Check groups without members too.
-    return sum(not admission.recount(unit, key, records, repair=repair) for key, records in members.items())
+    return sum(not limits.recount(unit, key, records, repair=repair) for key, records in members.items())
 
 
 def check_pages(unit: Unit, *, repair: bool) -> int:

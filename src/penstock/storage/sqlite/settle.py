@@ -21,7 +21,7 @@ from penstock.core.outcome import (
     Snooze,
     Suspend,
 )
-from penstock.storage.sqlite import admission, flows, groups
+from penstock.storage.sqlite import flows, groups, limits
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -74,7 +74,7 @@ def settle(unit: Unit, settlements: Sequence[Settlement], *, take: Take | None) 
     if answers is None:
         answers = _settle_in_order(unit, settlements)
     if unit.groups:
-        admission.settle(unit)
+        limits.fill_touched(unit)
         unit.flush()
     if take is None and unit.queue.uses & groups.USES_LIMITS and unit.queue.waiting:
         unit.wakes.add("w")  # A slot of the queue may have become free.

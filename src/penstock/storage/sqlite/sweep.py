@@ -6,12 +6,12 @@ from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.sqlite import dedup, flows, schedules
-from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import TERM_MS, wall_ms
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
+from penstock.storage.sqlite.limits import sweep_groups
 from penstock.storage.sqlite.lock import protected_ms
 from penstock.storage.sqlite.records import (
     BLOCKED,

@@ -9,15 +9,16 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from penstock.core.job import Dependent, Options
+from penstock.core.flow import DependencyState
+from penstock.core.job import Dependent, NewJob, Options
 from penstock.core.limits import Limit
+from penstock.core.outcome import Failure
 from penstock.storage.sqlite.clock import Moment, wall_ms
-from penstock.storage.sqlite.eventnotes import EventNotes
-from penstock.storage.sqlite.messages import End, Message
+from penstock.storage.sqlite.eventlog import EventNotes
 from penstock.storage.sqlite.queuerow import USES_INSTANTS, Group, QueueRow
 from penstock.storage.sqlite.records import (
     BLOCKED,
@@ -31,6 +32,44 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import Finished
+
+# Messages between queues: one lock covers all queues of a database, so the transaction that sends a message also
+# applies it.
+
+
+class End(NamedTuple):
+    """The outcome of a job that others depend on."""
+
+    queue: str
+    id: str
+    state: DependencyState
+    result: bytes | None
+    failure: Failure | None
+
+
+class Put(NamedTuple):
+    """Enqueue this job. The jobs in ``to_come`` are dependencies that notify it of their ends themselves."""
+
+    job: NewJob
+    to_come: frozenset[tuple[str, str]] = frozenset()
+
+
+class Link(NamedTuple):
+    """Notify ``dependent`` of the end of the job of this id."""
+
+    id: str
+    dependent: Dependent
+
+
+class Done(NamedTuple):
+    """Report the end of a dependency to ``dependent``."""
+
+    dependent: Dependent
+    end: End
+
+
+Message = Put | Link | Done
+
 
 _sql = statements("records")
 _news_sql = statements("news")

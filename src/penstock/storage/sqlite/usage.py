@@ -1,21 +1,21 @@
-"""Usage: sums by queue, task, group and flow, and each job's own amounts in its extras."""
+"""Usage: sums by queue, task, group and flow, and each job's own amounts in its extras. Budgets: how much a queue or
+a flow may use before its jobs are held back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.core.job import DAY_MS
 from penstock.core.lifecycle import EventType
-from penstock.storage.metrics import KEPT_DAYS, read_usage, scopes_of
-from penstock.storage.sqlite.budgets import renew, zero
+from penstock.storage.metrics import KEPT_DAYS, KeptBudget, flow_scope, read_usage, scopes_of
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
-from penstock.storage.values import Usage
+from penstock.storage.values import Budget, Usage
 
 _USED: Final = EventType.USED.value
 
@@ -23,10 +23,71 @@ _sql = statements("usage")
 _json = msgspec.json.Encoder()
 
 
+class Spent(NamedTuple):
+    """``over``: no job may start; ``wait_ms``: the time until that may change by itself, if it may."""
+
+    over: bool
+    wait_ms: int | None = None
+
+
+def _rows(unit: Unit) -> list[KeptBudget]:
+    return [KeptBudget(*row) for row in unit.sql.execute(_sql["budgets"], (unit.queue.key,))]
+
+
+def check_budgets(unit: Unit, scope: str = "") -> Spent:
+    """Return whether the budgets of a scope are spent."""
+    over, waits = False, list[int]()
+    for row in _rows(unit):
+        if row.scope == scope and row.is_over(unit.now_ms):
+            over = True
+            waits += [row.since + row.per_ms - unit.now_ms] if row.per_ms else []
+    return Spent(over, max(waits) if waits else None)
+
+
+def renew_budgets(unit: Unit) -> None:
+    """Begin new periods where they have ended. Call it before adding to the sums."""
+    for row in _rows(unit):
+        if row.is_past(unit.now_ms):
+            began = (row.total, row.began(unit.now_ms), unit.queue.key, row.scope, row.name)
+            unit.sql.execute(_sql["renew_budget"], began)
+
+
+def set_budget(unit: Unit, budget: Budget) -> None:
+    """Set or replace a budget."""
+    scope = flow_scope(budget.flow)
+    total = unit.sql.execute(_sql["sum"], (unit.queue.key, scope, budget.name)).fetchone()
+    base = total[0] if total and budget.per_ms else 0
+    row = (unit.queue.key, scope, budget.name, budget.micros, budget.per_ms, base, unit.now_ms)
+    unit.sql.execute(_sql["set_budget"], row)
+    unit.queue.has_budgets = 1
+    unit.wakes.add("w")
+
+
+def remove_budget(unit: Unit, name: str, *, flow: str = "") -> bool:
+    """Remove a budget. Return whether it existed."""
+    scope = flow_scope(flow)
+    removed = unit.sql.execute(_sql["remove_budget"], (unit.queue.key, scope, name)).rowcount > 0
+    left = unit.sql.execute(_sql["budgets_left"], (unit.queue.key,)).fetchone()[0]
+    unit.queue.has_budgets = int(left > 0)
+    unit.wakes.add("w")
+    return removed
+
+
+def zero_budgets(unit: Unit) -> None:
+    """Reset the amounts spent, together with the sums."""
+    unit.sql.execute(_sql["zero_budgets"], (unit.queue.key,))
+    unit.wakes.add("w")
+
+
+def budgets(unit: Unit) -> list[Budget]:
+    """Return all budgets."""
+    return [row.shown(unit.now_ms) for row in _rows(unit)]
+
+
 def add_usage(unit: Unit, record: Record, used: Mapping[str, int]) -> None:
     """Add the usage of a running job to its own amounts and to all sums that include it."""
     if unit.queue.has_budgets:
-        renew(unit)
+        renew_budgets(unit)
     extras = record.extras
     own = dict(extras.usage or {})
     for name, micros in used.items():
@@ -49,7 +110,7 @@ def usage(view: View) -> list[Usage]:
 def reset_usage(unit: Unit) -> None:
     """Forget all sums."""
     unit.sql.execute(_sql["reset"], (unit.queue.key,))
-    zero(unit)
+    zero_budgets(unit)
 
 
 def forget_usage(unit: Unit) -> None:
