@@ -71,6 +71,15 @@ def test_commands_import_what_they_need(on_both: Shell) -> None:
         on_both.ok(*words, fresh=True)
 
 
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(penstock: Shell) -> None:
+    (penstock.folder / "click.py").write_text("import signal\n\nsignal.raise_signal(signal.SIGINT)\n")
+    path = f"{penstock.folder}{os.pathsep}{penstock.environment['PYTHONPATH']}"
+
+    run = penstock("status", env={"PYTHONPATH": path}, fresh=True)
+
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "penstock: interrupted\n")
+
+
 def test_without_a_command_there_is_help(penstock: Shell) -> None:
     run = penstock()
 

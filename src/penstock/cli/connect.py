@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
@@ -75,8 +75,13 @@ def run_app(
             finally:
                 await app.close()
 
+    return run_on_loop(connected())
+
+
+def run_on_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` as ``asyncio.run()`` does, and raise ``KeyboardInterrupt`` for each Ctrl-C."""
     try:
-        return asyncio.run(connected())
+        return asyncio.run(work)
     except asyncio.CancelledError:
         # asyncio loses a Ctrl-C that comes before it runs the task.
         raise KeyboardInterrupt from None

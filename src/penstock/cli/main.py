@@ -15,14 +15,22 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """Run the command in ``sys.argv``, and exit."""
     try:
+        sys.exit(_run_with_click(sys.argv[1:]))
+    except KeyboardInterrupt:
+        # While modules were imported, or while the command ended.
+        sys.exit(_interrupted())
+
+
+def _run_with_click(arguments: Sequence[str]) -> int:
+    try:
         import click  # noqa: F401
     except ModuleNotFoundError:
         print(
             "penstock: the command line needs click, which is not installed: pip install 'penstock[cli]'",
             file=sys.stderr,
         )
-        sys.exit(1)
-    sys.exit(run(sys.argv[1:]))
+        return 1
+    return run(arguments)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,8 +60,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (ReaderGone, BrokenPipeError):
         return _broken_pipe()
     except (KeyboardInterrupt, click.Abort):
-        print("penstock: interrupted", file=sys.stderr)
-        return 130
+        return _interrupted()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -66,6 +73,12 @@ def _run(arguments: Sequence[str]) -> int:
         message, code = explained(error)
         _report(message, debug=flags.debug)
         return int(code)
+
+
+def _interrupted() -> int:
+    """Say that Ctrl-C ended the command, and return the exit code for that."""
+    print("penstock: interrupted", file=sys.stderr)
+    return 130
 
 
 def _broken_pipe() -> int:

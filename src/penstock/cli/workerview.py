@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.cli.connect import run_on_loop
 from penstock.cli.jobview import short_ids
 from penstock.cli.output import at_terminal, console, fitted, in_one_line, rich_table, span
 from penstock.client.session import shown_store
@@ -45,7 +46,7 @@ def _followed(
 
     Raise ``StorageError`` if the store stays away at the start, before any process exists that would fail for ever.
     """
-    follower = _Follower(worker, on_event, asyncio.run(_ends(worker)), with_commands=with_commands)
+    follower = _Follower(worker, on_event, run_on_loop(_ends(worker)), with_commands=with_commands)
     follower.start()
     try:
         yield
