@@ -276,7 +276,7 @@ class Retry(Verdict):
 class Snooze(Verdict):
     """Run again after ``delay``, or ``at`` a time, without counting a failure.
 
-    The next run reads ``step`` as ``context.step``; by default the job keeps its step.
+    The next run reads ``stage`` as ``context.stage``; by default the job keeps its stage.
     """
 
     def __init__(
@@ -284,28 +284,28 @@ class Snooze(Verdict):
         delay: timedelta | str | float | None = None,
         *,
         at: datetime | None = None,
-        step: str | None = None,
+        stage: str | None = None,
     ) -> None:
         super().__init__("the handler asked to run later")
         self.delay = delay
         self.at = _with_zone(at)
-        self.step = step
+        self.stage = stage
 
 
 class Suspend(Verdict):
     """Run again when ``signal`` is sent to the job, or after ``timeout``, without counting a failure.
 
     The next run reads the signal as ``context.signal``, or sees ``context.timed_out``. A signal that was sent before
-    is used immediately. ``step`` is as for ``Snooze``.
+    is used immediately. ``stage`` is as for ``Snooze``.
     """
 
     def __init__(
-        self, signal: str, *, timeout: timedelta | str | float | None = None, step: str | None = None
+        self, signal: str, *, timeout: timedelta | str | float | None = None, stage: str | None = None
     ) -> None:
         super().__init__(f"the handler asked to wait for the signal {_brief(signal)}")
         self.signal = signal
         self.timeout = timeout
-        self.step = step
+        self.stage = stage
 
 
 class RateLimited(Verdict):

@@ -316,7 +316,7 @@ def claimed() -> dict[str, Entry]:
         "claimed.rate_limited": lambda w, v: w.claimed.rate_limited(v),
         "claimed.rate_limited(scope=)": lambda w, v: w.claimed.rate_limited("1s", scope=v),
         "claimed.snooze": lambda w, v: w.claimed.snooze(v),
-        "claimed.snooze(step=)": lambda w, v: w.claimed.snooze("1s", step=v),
+        "claimed.snooze(stage=)": lambda w, v: w.claimed.snooze("1s", stage=v),
         "claimed.suspend": lambda w, v: w.claimed.suspend(v),
         "claimed.suspend(timeout=)": lambda w, v: w.claimed.suspend("go", timeout=v),
         "claimed.extend": lambda w, v: w.claimed.extend(v),

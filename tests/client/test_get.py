@@ -121,7 +121,7 @@ def test_the_plain_values_are_all_that_a_job_has_but_a_few() -> None:
         "scheduled_for",
         "has_children",
         "dependents",
-        "step",
+        "stage",
     }
     fields = {name for name, value in vars(JobInfo).items() if isinstance(value, property) and name[0] != "_"}
     told = set(_PLAIN) | {"state", "payload", "result", "progress", "failure", "headers"}

@@ -37,7 +37,7 @@ async def fill(bench: Bench) -> set[str]:
         bench.new("last", lifo=True),
         bench.new("later", delay_ms=MINUTE_MS),
         bench.new("mortal", ttl_ms=100 * MINUTE_MS),
-        bench.new("labelled", extras=Extras(headers={"a": "b"}, step="two")),
+        bench.new("labelled", extras=Extras(headers={"a": "b"}, stage="two")),
         bench.new("named", run_id="run", write_id="write", attempts=7),
         bench.new("unique", dedup=Dedup("key")),
         bench.new("heard", notify="ear"),
@@ -67,7 +67,7 @@ async def _bring_running(bench: Bench) -> None:
     await bench.put("awake")
     await bench.settle(await bench.claim(), Suspend("go", timeout_ms=MINUTE_MS))
     await bench.put("snoozed")
-    await bench.settle(await bench.claim(), Snooze(MINUTE_MS, step="three"))
+    await bench.settle(await bench.claim(), Snooze(MINUTE_MS, stage="three"))
     await bench.put("retried")
     await bench.settle(await bench.claim(), Fail(BOOM, retry_in_ms=MINUTE_MS))
     await bench.put("again")

@@ -30,7 +30,7 @@ async def complete_all(bench: Bench) -> list[str]:
 
 async def bring_with(bench: Bench, part: str, state: State = State.WAITING) -> None:
     """A job, named ``bad``, that has this part."""
-    fields = {"extras": Extras(group="g", step="later")} if part == "annex" else {}
+    fields = {"extras": Extras(group="g", stage="later")} if part == "annex" else {}
     await bench.bring(state, "bad", **fields)
 
 
@@ -96,7 +96,7 @@ async def test_a_damaged_record_is_logged(bench: Bench) -> None:
 @pytest.mark.parametrize("state", [State.WAITING, State.ACTIVE])
 async def test_the_slot_of_its_group_is_freed(bench: Bench, state: State, part: str) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
-    await bench.bring(state, "bad", extras=Extras(group="g", step="later"))
+    await bench.bring(state, "bad", extras=Extras(group="g", stage="later"))
     await bench.put_all([bench.new(id, extras=Extras(group="g")) for id in HEALTHY])
     await harm(bench.storage, bench.queue, "bad", part)
     await bench.shift(LEASE_MS)

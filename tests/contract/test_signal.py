@@ -16,11 +16,11 @@ E, S = EventType, State
 DATA = b"\x00\xff any bytes \xc3"
 
 
-async def suspended(bench: Bench, id: str = "job", *, timeout_ms: int = 0, step: str | None = None) -> Lease:
+async def suspended(bench: Bench, id: str = "job", *, timeout_ms: int = 0, stage: str | None = None) -> Lease:
     """A job that waits for the signal ``go``."""
     await bench.put(id)
     lease = await bench.claim()
-    assert await bench.settle(lease, Suspend("go", timeout_ms, step)) == Settled(True, S.BLOCKED)
+    assert await bench.settle(lease, Suspend("go", timeout_ms, stage)) == Settled(True, S.BLOCKED)
     return lease
 
 
@@ -29,13 +29,13 @@ async def send(bench: Bench, name: str = "go", data: bytes = DATA, id: str = "jo
 
 
 async def test_a_suspended_job_is_blocked_by_a_signal_and_not_claimed(bench: Bench) -> None:
-    await suspended(bench, timeout_ms=MINUTE_MS, step="ship")
+    await suspended(bench, timeout_ms=MINUTE_MS, stage="ship")
 
     job = await bench.job()
 
     assert (await bench.state(), job.blocked_by) == (S.BLOCKED, "signal")
     assert job.extras
-    assert (job.extras.awaits, job.extras.step) == ("go", "ship")
+    assert (job.extras.awaits, job.extras.stage) == ("go", "ship")
     assert job.extras.awaits_until_ms > job.claimed_at_ms + MINUTE_MS - 1
     assert (job.failures, job.stalls) == (0, 0)
     assert await bench.claim_all() == []
@@ -54,7 +54,7 @@ async def test_its_event_tells_the_state_it_ends_in_and_the_signal(bench: Bench)
 
 
 async def test_the_signal_resumes_the_job_and_its_data_comes_with_the_next_run(bench: Bench) -> None:
-    await suspended(bench, timeout_ms=MINUTE_MS, step="ship")
+    await suspended(bench, timeout_ms=MINUTE_MS, stage="ship")
     await bench.events()
 
     assert await send(bench) == "resumed"
@@ -63,7 +63,7 @@ async def test_the_signal_resumes_the_job_and_its_data_comes_with_the_next_run(b
     [seen] = await bench.events()
     assert (seen.type, seen.state, seen.data) == (E.SIGNALLED, S.WAITING, '{"signal":"go"}')
     lease = await bench.claim()
-    assert lease.extras == Extras(step="ship", received="go")
+    assert lease.extras == Extras(stage="ship", received="go")
     assert (lease.signal, lease.run) == (DATA, 2)
 
 
@@ -176,7 +176,7 @@ async def test_an_unknown_or_forgotten_job_is_not_found(bench: Bench) -> None:
 
 
 async def test_a_timeout_lets_the_job_run_without_the_signal(bench: Bench) -> None:
-    await suspended(bench, timeout_ms=MINUTE_MS, step="remind")
+    await suspended(bench, timeout_ms=MINUTE_MS, stage="remind")
     await bench.events()
     assert (await bench.storage.sweep(bench.queue)).unblocked == 0
 
@@ -186,7 +186,7 @@ async def test_a_timeout_lets_the_job_run_without_the_signal(bench: Bench) -> No
     assert swept.unblocked == 1
     assert await bench.seen() == [Seen(E.UNBLOCKED, "job", S.WAITING)]
     lease = await bench.claim()
-    assert (lease.extras, lease.signal) == (Extras(step="remind", timed_out=True), None)
+    assert (lease.extras, lease.signal) == (Extras(stage="remind", timed_out=True), None)
     assert await send(bench) == "kept"
 
 
@@ -249,7 +249,7 @@ async def test_a_job_that_is_to_be_cancelled_is_not_suspended(bench: Bench) -> N
     await bench.put()
     lease = await bench.claim()
     await bench.storage.cancel(bench.queue, ["job"])
-    assert await bench.settle(lease, Suspend("go", step="next")) == Settled(True, S.CANCELLED)
+    assert await bench.settle(lease, Suspend("go", stage="next")) == Settled(True, S.CANCELLED)
     assert (await bench.job()).extras is None
 
 
@@ -283,7 +283,7 @@ async def test_a_suspended_job_can_be_removed_and_its_signals_with_it(bench: Ben
 
 
 async def test_a_new_life_of_the_id_knows_nothing_of_old_signals(bench: Bench) -> None:
-    await suspended(bench, step="later")
+    await suspended(bench, stage="later")
     await send(bench)
     await send(bench, "early")
     lease = await bench.claim()
@@ -324,15 +324,15 @@ async def test_a_repeated_settle_of_a_suspension_is_known_as_such(bench: Bench) 
     assert await bench.state() is S.WAITING
 
 
-async def test_a_snooze_with_a_step_goes_on_there(bench: Bench) -> None:
+async def test_a_snooze_with_a_stage_goes_on_there(bench: Bench) -> None:
     await bench.put()
     await bench.settle(await bench.claim(), Snooze(MINUTE_MS, "second"))
-    assert (await bench.job()).extras == Extras(step="second")
+    assert (await bench.job()).extras == Extras(stage="second")
     await bench.shift(MINUTE_MS)
     lease = await bench.claim()
-    assert lease.extras == Extras(step="second")
+    assert lease.extras == Extras(stage="second")
     await bench.settle(lease, Snooze(0))
-    assert (await bench.job()).extras == Extras(step="second")
+    assert (await bench.job()).extras == Extras(stage="second")
     await bench.settle(await bench.claim(), Snooze(0, ""))
     assert (await bench.job()).extras is None
     lease = await bench.claim()
@@ -346,11 +346,11 @@ async def test_a_job_that_was_handed_back_says_in_which_run(bench: Bench) -> Non
     await bench.shift(MINUTE_MS)
     await bench.settle(await bench.claim(), Snooze(MINUTE_MS, unknown=True))
     job = await bench.job()
-    assert (job.runs, job.extras) == (2, Extras(step="second", unknown_run=2))
+    assert (job.runs, job.extras) == (2, Extras(stage="second", unknown_run=2))
     assert (job.failures, job.failure, job.is_handed_back) == (0, None, True)
     await bench.shift(MINUTE_MS)
     lease = await bench.claim()
-    assert lease.extras == Extras(step="second", unknown_run=2)
+    assert lease.extras == Extras(stage="second", unknown_run=2)
     assert not (await bench.job()).is_handed_back
     assert await bench.settle(lease, Complete(b"")) == Settled(True, S.COMPLETED)
     assert not (await bench.job()).is_handed_back
@@ -366,13 +366,13 @@ async def test_a_job_that_is_enqueued_again_was_not_handed_back(bench: Bench) ->
     assert (job.runs, job.extras, job.is_handed_back) == (0, None, False)
 
 
-async def test_steps_and_signals_stand_beside_what_the_user_said(bench: Bench) -> None:
+async def test_stages_and_signals_stand_beside_what_the_user_said(bench: Bench) -> None:
     said = Extras(cost=3, headers={"a": "ż"})
     await bench.put(extras=said)
-    await bench.settle(await bench.claim(), Suspend("go", step="naïve step"))
+    await bench.settle(await bench.claim(), Suspend("go", stage="naïve stage"))
     await send(bench)
     assert (await bench.claim()).extras == Extras(
-        cost=3, headers={"a": "ż"}, step="naïve step", received="go"
+        cost=3, headers={"a": "ż"}, stage="naïve stage", received="go"
     )
 
 

@@ -14,7 +14,7 @@ LOOSE: dict[str, Any] = {
     "usage": {"tokens": 1},
     "scheduler": "nightly",
     "slot_ms": 1,
-    "step": "pay",
+    "stage": "pay",
     "awaits": "paid",
     "awaits_until_ms": 1,
     "received": "paid",

@@ -288,7 +288,7 @@ class Running(Keys, Holding):
 
     def _put_off(self, record: Record, outcome: Snooze | Suspend) -> State:
         if not record.cancelling and not self._is_expired(record) and not self.is_failed(record):
-            self._go_to(record, outcome.step)
+            self._go_to(record, outcome.stage)
             if isinstance(outcome, Snooze) and outcome.unknown:
                 self._hand_back(record)
         if isinstance(outcome, Snooze):

@@ -1,4 +1,4 @@
-"""Steps, suspensions and signals in the model."""
+"""Stages, suspensions and signals in the model."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Suspending(Steps):
         self._settle_groups()
         return answer
 
-    def _go_to(self, record: Record, step: str | None) -> None:
-        if step is not None:
-            _say(record, step=step)
+    def _go_to(self, record: Record, stage: str | None) -> None:
+        if stage is not None:
+            _say(record, stage=stage)
 
     def _hand_back(self, record: Record) -> None:
         _say(record, unknown_run=record.runs)

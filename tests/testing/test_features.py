@@ -164,8 +164,8 @@ async def test_a_budget_that_renews_lets_the_next_run_when_time_has_passed(app: 
 async def test_a_suspended_job_waits_for_its_signal_and_time_brings_its_timeout(app: App, h: Harness) -> None:
     @app.task
     async def ask(context: JobContext, timeout: str | None) -> object:
-        if context.step == "":
-            raise Suspend("answer", timeout=timeout, step="asked")
+        if context.stage == "":
+            raise Suspend("answer", timeout=timeout, stage="asked")
         return context.signal.data if context.signal else "nobody answered"
 
     answered, unanswered = await ask.enqueue(None), await ask.enqueue("30d")

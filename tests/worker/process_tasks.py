@@ -144,9 +144,9 @@ renamed = app.task(name="registered-under-another-name", queue="cpu", runner="pr
 
 @app.task(queue="cpu", runner="process")
 def ask(context: JobContext) -> object:
-    if context.step == "":
-        raise Suspend("answer", timeout="1h", step="asked")
-    return [context.step, context.signal.data if context.signal else None]
+    if context.stage == "":
+        raise Suspend("answer", timeout="1h", stage="asked")
+    return [context.stage, context.signal.data if context.signal else None]
 
 
 @app.task(queue="usage", runner="process", attempts=1)

@@ -15,7 +15,7 @@ from penstock.client.info import Child, Field, add_children, moment_field, read_
 from penstock.client.situation import instant
 from penstock.core.job import EMPTY_EXTRAS, Extras, Lease, Policy
 from penstock.core.limits import amounts as in_millionths
-from penstock.core.names import check_step
+from penstock.core.names import check_stage
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
 from penstock.core.text import get_logger, storable_value, text_of
 from penstock.core.units import Duration, milliseconds
@@ -79,8 +79,8 @@ class LeasedJob(Hinting):
     """The key of the jobs that share its limits; empty if there is none."""
     cost = Field[int]("_extras.cost")
     """The tokens that it takes from the bucket of its group."""
-    step = Field[str]("_extras.step")
-    """The step of the last ``Snooze`` or ``Suspend``; empty before the first."""
+    stage = Field[str]("_extras.stage")
+    """The stage of the last ``Snooze`` or ``Suspend``; empty before the first."""
 
     @property
     def signal(self) -> Signal | None:
@@ -219,15 +219,17 @@ class ClaimedJob(LeasedJob):
         error = RateLimited(retry_in, scope=scope)
         return await self._settle(Limited(milliseconds(error.retry_in, what="retry_in"), error.scope))
 
-    async def snooze(self, delay: Duration, *, step: str | None = None) -> bool:
-        """Run the job again after ``delay``, at ``step`` (default: the same). No counter changes."""
-        return await self._settle(Snooze(milliseconds(delay, what="delay"), check_step(step)))
+    async def snooze(self, delay: Duration, *, stage: str | None = None) -> bool:
+        """Run the job again after ``delay``, at ``stage`` (default: the same). No counter changes."""
+        return await self._settle(Snooze(milliseconds(delay, what="delay"), check_stage(stage)))
 
-    async def suspend(self, signal: str, *, timeout: Duration | None = None, step: str | None = None) -> bool:
+    async def suspend(
+        self, signal: str, *, timeout: Duration | None = None, stage: str | None = None
+    ) -> bool:
         """Run the job again when ``signal`` arrives, or after ``timeout``. No counter changes."""
         from penstock.core.verdict import suspension
 
-        return await self._settle(suspension(Suspend(signal, timeout=timeout, step=step)))
+        return await self._settle(suspension(Suspend(signal, timeout=timeout, stage=stage)))
 
     async def wait_for_children(self) -> bool:
         """Run the job again when its children have finished. No counter changes."""

@@ -146,8 +146,8 @@ class JobInfo:
     """The key of the jobs that share its limits; empty if there is none."""
     cost = Field[int]("_extras.cost")
     """The tokens that it takes from the bucket of its group."""
-    step = Field[str]("_extras.step")
-    """The step of its next run; empty before the first step."""
+    stage = Field[str]("_extras.stage")
+    """The stage of its next run; empty before the first stage."""
 
     @property
     def awaits(self) -> str:

@@ -37,7 +37,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     "scheduler": "s",
     "slot_ms": "t",
     "repeats": "r",
-    "step": "st",
+    "stage": "st",
     "awaits": "sw",
     "awaits_until_ms": "su",
     "received": "sr",
@@ -58,7 +58,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     engine reads too, and unpack them only if they exist.
 
     Plain fields: ``headers`` are the user's. ``usage`` is what the job has reported (``core.limits``).
-    ``scheduler`` and ``slot_ms`` are its origin, ``step`` the step at which it continues. Suspensions use
+    ``scheduler`` and ``slot_ms`` are its origin, ``stage`` the stage at which it continues. Suspensions use
     ``awaits`` (a signal, until ``awaits_until_ms``; 0: no timeout), ``received``, ``timed_out`` and ``kept`` (the
     number of signals that came early). ``staged_delay_ms`` counts from the release of a staged job (see
     ``staged_at_ms``). ``unknown_run`` is the last run whose worker did not know the task.
@@ -81,7 +81,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     scheduler: str = ""
     slot_ms: int = 0
     repeats: bool = False
-    step: str = ""
+    stage: str = ""
     awaits: str = ""
     awaits_until_ms: int = 0
     received: str = ""

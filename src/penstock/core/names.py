@@ -130,14 +130,14 @@ def check_signal(value: str) -> str:
     return _checked("signal name", value, _task, _TASK_RULE)
 
 
-def check_step(value: str | None) -> str | None:
-    """Return ``value`` if it is a valid step name. ``None`` and the empty name stand for the beginning of a job."""
+def check_stage(value: str | None) -> str | None:
+    """Return ``value`` if it is a valid stage name. ``None`` and the empty name stand for the beginning of a job."""
     if value is None or value == "":
         return value
-    plain = _plain("step", value, _ID_RULE)
+    plain = _plain("stage", value, _ID_RULE)
     if plain.isprintable() and len(plain) <= _LONGEST and plain == plain.strip():
         return plain
-    raise _refused("step", value, _ID_RULE)
+    raise _refused("stage", value, _ID_RULE)
 
 
 def check_consumer(value: str) -> str:

@@ -62,13 +62,13 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Run again in ``delay_ms``, at ``step`` (``None``: the present one). Counts towards no limit.
+    """Run again in ``delay_ms``, at ``stage`` (``None``: the present one). Counts towards no limit.
 
     ``unknown``: the worker handed the job back because it does not know the task.
     """
 
     delay_ms: int
-    step: str | None = None
+    stage: str | None = None
     unknown: bool = False
 
 
@@ -80,7 +80,7 @@ class Suspend(msgspec.Struct, frozen=True):
 
     signal: str
     timeout_ms: int = 0
-    step: str | None = None
+    stage: str | None = None
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from penstock.core.job import Lease
-from penstock.core.names import check_signal, check_step
+from penstock.core.names import check_signal, check_stage
 from penstock.core.outcome import Await, Cancel, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
 from penstock.core.retry import BackoffFunction, delay_ms
 from penstock.core.text import storable
@@ -104,8 +104,8 @@ def _postponed(verdict: SnoozeVerdict | SuspendVerdict) -> Outcome:
     try:
         if isinstance(verdict, SuspendVerdict):
             return suspension(verdict)
-        delay_ms, step = _delay_ms(verdict.delay, verdict.at) or 0, check_step(verdict.step)
-        return Snooze(delay_ms, step, unknown=isinstance(verdict, HandedBack))
+        delay_ms, stage = _delay_ms(verdict.delay, verdict.at) or 0, check_stage(verdict.stage)
+        return Snooze(delay_ms, stage, unknown=isinstance(verdict, HandedBack))
     except InvalidInput as error:  # The handler's mistake: the next run would make it again.
         return Fail(failure_of(error.with_traceback(verdict.__traceback__)), final=True)
 
@@ -113,7 +113,7 @@ def _postponed(verdict: SnoozeVerdict | SuspendVerdict) -> Outcome:
 def suspension(verdict: SuspendVerdict) -> Suspend:
     """Return the outcome for a handler's ``Suspend``. Raise ``InvalidInput`` for invalid values."""
     timeout_ms = 0 if verdict.timeout is None else max(milliseconds(verdict.timeout, what="timeout"), 1)
-    return Suspend(check_signal(verdict.signal), timeout_ms, check_step(verdict.step))
+    return Suspend(check_signal(verdict.signal), timeout_ms, check_stage(verdict.stage))
 
 
 def final_failure(error: Exception) -> Fail:

@@ -141,13 +141,13 @@ def _apply(unit: Unit, record: Record, outcome: Outcome) -> None:
 def _postpone(unit: Unit, record: Record, outcome: Snooze | Suspend | Await, run: dict[str, Any]) -> None:
     match outcome:
         case Snooze():
-            go_to(record, outcome.step)
+            go_to(record, outcome.stage)
             if outcome.unknown:
                 hand_back(record)
             _run_again(unit, record, outcome.delay_ms)
             _note_handed_back(unit, record, _SNOOZED, run)
         case Suspend():
-            go_to(record, outcome.step)
+            go_to(record, outcome.stage)
             suspend(unit, record, outcome.signal, timeout_ms=outcome.timeout_ms)
             _note_handed_back(unit, record, _SUSPENDED, run | named(outcome.signal))
         case Await():

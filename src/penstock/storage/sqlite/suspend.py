@@ -1,4 +1,4 @@
-"""Steps and suspensions: where a job continues, the signal it waits for, and signals that came early."""
+"""Stages and suspensions: where a job continues, the signal it waits for, and signals that came early."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def named(signal: str) -> dict[str, Any]:
     return {"data": f'{{"signal":"{signal}"}}'}
 
 
-def go_to(record: Record, step: str | None) -> None:
-    """Start the next run at this step; ``None`` keeps the present one."""
-    if step is not None:
-        record.extras = replace(record.extras, step=step)
+def go_to(record: Record, stage: str | None) -> None:
+    """Start the next run at this stage; ``None`` keeps the present one."""
+    if stage is not None:
+        record.extras = replace(record.extras, stage=stage)
 
 
 def hand_back(record: Record) -> None:

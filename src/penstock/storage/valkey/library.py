@@ -54,7 +54,7 @@ class Keys:
 
 SHARED: Final = (
     "parts", "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records",
-    "groups", "admission", "usage", "slot", "deps", "flows", "steps", "holds", "dedup", "schedulers", "links", "memo",
+    "groups", "admission", "usage", "slot", "deps", "flows", "signals", "holds", "dedup", "schedulers", "links", "memo",
     "line", "shortcut", "intake", "take", "walk", "typecheck", "guard",
 )  # fmt: skip
 

@@ -308,11 +308,11 @@ def _encode_outcome(outcome: Outcome) -> bytes:
         case Fail(failure, retry_in_ms, final, ttl_ms):
             kind, ttl = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
             return b"%b%c%b%b%b" % (kind, final, retry_in_ms.to_bytes(6, "big"), ttl, _pack(failure))
-        case Snooze(delay_ms, step, unknown):
-            return b"S%b%b%b" % (delay_ms.to_bytes(6, "big"), b"?" * unknown, _step(step))
-        case Suspend(signal, timeout_ms, step):
+        case Snooze(delay_ms, stage, unknown):
+            return b"S%b%b%b" % (delay_ms.to_bytes(6, "big"), b"?" * unknown, _stage(stage))
+        case Suspend(signal, timeout_ms, stage):
             name = signal.encode()
-            return b"P%b%c%b%b" % (timeout_ms.to_bytes(6, "big"), len(name), name, _step(step))
+            return b"P%b%c%b%b" % (timeout_ms.to_bytes(6, "big"), len(name), name, _stage(stage))
         case Release():
             return b"R"
         case Limited(delay_ms, scope):
@@ -325,8 +325,8 @@ def _encode_outcome(outcome: Outcome) -> bytes:
             assert_never(outcome)
 
 
-def _step(step: str | None) -> bytes:
-    return b"" if step is None else b"=" + step.encode()
+def _stage(stage: str | None) -> bytes:
+    return b"" if stage is None else b"=" + stage.encode()
 
 
 def _decode_leases(reply: list[Any]) -> list[Lease]:

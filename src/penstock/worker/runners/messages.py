@@ -55,7 +55,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
     """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``, its ``signal``
-    (whose timeout is ``delay_s``), ``step`` and ``scope``."""
+    (whose timeout is ``delay_s``), ``stage`` and ``scope``."""
 
     error_type: str
     message: str
@@ -65,7 +65,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     delay_s: float | None = None
     at: datetime | None = None
     signal: str = ""
-    step: str | None = None
+    stage: str | None = None
     scope: Literal["group", "queue"] = "group"
 
     def to_exception(self) -> Exception:
@@ -79,9 +79,9 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
             case "WaitForChildren":
                 return errors.WaitForChildren()
             case "Snooze":
-                return errors.Snooze(self.delay_s, at=self.at, step=self.step)
+                return errors.Snooze(self.delay_s, at=self.at, stage=self.stage)
             case "Suspend":
-                return errors.Suspend(self.signal, timeout=self.delay_s, step=self.step)
+                return errors.Suspend(self.signal, timeout=self.delay_s, stage=self.stage)
             case "RateLimited":
                 return errors.RateLimited(self.delay_s or 0, scope=self.scope)
             case "MemoryLimitExceeded":
@@ -122,7 +122,7 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
         delay_s=None if delay is None else milliseconds(delay) / 1000,
         at=None if at is None else at.astimezone(UTC),
         signal=getattr(error, "signal", "") if own else "",
-        step=getattr(error, "step", None) if own else None,
+        stage=getattr(error, "stage", None) if own else None,
         scope=getattr(error, "scope", "group") if own else "group",
     )
 

@@ -2,7 +2,7 @@
 
 -- Links of jobs to others (links.lua), for jobs that have links.
 local maybe_block, ended
-local Steps = {} -- steps and suspensions (steps.lua)
+local Signals = {} -- stages and suspensions (signals.lua)
 local Usage = {} -- usage.lua
 
 -- Read jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
@@ -95,7 +95,7 @@ local function drop_side_values(job)
     call('UNLINK', Q.prefix .. ':log:' .. job.id)
   end
   if job.extras_moved then
-    Steps.drop(job)
+    Signals.drop(job)
     hdel('annex', job.id)
   end
   job.has_progress, job.rerun, job.has_log, job.slot, job.save_slot = false, false, false, nil, false

@@ -25,7 +25,7 @@
 --   annex      hash    id -> the extras (core/job.py), once they differ from those in the static record
 --   suspended  zset    timeout -> id, of jobs that wait for a signal with a timeout
 --   received   hash    id -> data of the signal that ended its last suspension
---   signalled  set     ids with early signals;  signals:<id>  list  those signals (steps.lua)
+--   signalled  set     ids with early signals;  signals:<id>  list  those signals (signals.lua)
 --   held:<consumer>    zset    finished_at -> id, of finished jobs held for it;  holders  hash  their names
 --   held_completed, held_failed, held_cancelled   zset   end of the longest hold -> id, of finished jobs
 --   error:<class>   zset   finished_at -> id, of failed jobs;  errors  hash  classes that may have jobs

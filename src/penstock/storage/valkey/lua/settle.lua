@@ -1,10 +1,10 @@
 -- settle: applies outcomes of leased jobs, then claims the next ones.
 -- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
 --   outcome: token:6 kind:1 rest
---   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R | W
+--   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 stage | P timeout_ms:6 name_length:1 name stage | R | W
 --   | L delay_ms:6 scope:1 (q: the queue) | X
 --   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
---   step: nothing (keep it), or = and its name; of S, after a ? if the worker does not know the task
+--   stage: nothing (keep it), or = and its name; of S, after a ? if the worker does not know the task
 -- returns:   {letters, claim reply or nothing, 1 if the outbox is not empty}: per job the state as a letter, in upper
 --   case if the outcome was not applied ('-': no record)
 -- events:    completed, failed, retrying, snoozed, suspended, released, limited, cancelled, expired, enqueued, unblocked; and
@@ -108,16 +108,16 @@ local function complete(done, id, record, outcome)
 end
 
 -- Put a running job back. delay_ms is the timeout if it waits for a signal. awaits: it waits for its children.
-local function put_back(job, kind, delay_ms, step, signal, awaits)
+local function put_back(job, kind, delay_ms, stage, signal, awaits)
   if job.cancelling then return finish(job, 'x', 'cancelled', true) end
   local is_handed_back = kind == 'released' or kind == 'limited'
   if is_expired(job) and not is_handed_back then return expire(job, true) end
   local cause = Flows.is_parent(job) and Flows.cause(job) or awaits and Flows.await(job)
   if cause then return Flows.fail(job, cause, true) end
   job.worker = ''
-  if step then Steps.go_to(job, step) end
+  if stage then Signals.go_to(job, stage) end
   if signal then
-    Steps.suspend(job, signal, delay_ms)
+    Signals.suspend(job, signal, delay_ms)
   elseif is_handed_back then
     enter_waiting(job, true)
   elseif delay_ms > 0 then

@@ -6,7 +6,7 @@
 local function signal(job, name, data)
   if not job or is_over(job) then return '-' end
   if ENDED[job.state] then return 'e' end
-  local letter = Steps.signal(job, name, data)
+  local letter = Signals.signal(job, name, data)
   if letter ~= 'f' then
     local group, row = emit('signalled', job)
     put(group, row, 'data', '{"signal":"' .. name .. '"}')

@@ -116,7 +116,7 @@ end
 -- Reset the extras for a later life of the id: keep what the user set, drop what happened.
 local function reset_extras(job)
   local extras = extras_of(job)
-  Steps.drop(job)
+  Signals.drop(job)
   job.extras = { g = extras.g, c = extras.c, h = extras.h, hd = extras.hd }
   job.packed_extras = next(job.extras) and encode(job.extras) or nil
   job.has_links = extras.g ~= nil or extras.c ~= nil or extras.hd ~= nil

@@ -212,7 +212,7 @@ register('sweep', function(keys, args)
   local limit, settings = tonumber(args[1]), read_settings()
   Clock.record()
   local promoted = promote_due(limit)
-  local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Steps.time_out) or 0
+  local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Signals.time_out) or 0
   renew_leases()
   local rescued = each_due('active', limit, rescue)
   local expired = each_due('expiring', limit, expire_pending)

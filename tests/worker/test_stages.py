@@ -10,17 +10,17 @@ from penstock import App, InvalidName, JobContext, JobFailed, Snooze, State, Sus
 from tests.worker.conftest import recorded, until, working
 
 
-async def test_a_snoozed_job_goes_on_at_its_step(app: App) -> None:
+async def test_a_snoozed_job_goes_on_at_its_stage(app: App) -> None:
     seen: list[str] = []
 
     @app.task(attempts=1)
     async def walk(context: JobContext) -> int:
-        seen.append(context.step)
-        match context.step:
+        seen.append(context.stage)
+        match context.stage:
             case "":
-                raise Snooze("1ms", step="second")
+                raise Snooze("1ms", stage="second")
             case "second":
-                raise Snooze("1ms", step="third")
+                raise Snooze("1ms", stage="third")
             case _:
                 return context.run
 
@@ -32,17 +32,17 @@ async def test_a_snoozed_job_goes_on_at_its_step(app: App) -> None:
 async def test_a_suspended_job_holds_no_slot_and_goes_on_with_the_signal(app: App) -> None:
     @app.task(attempts=1)
     async def ship(context: JobContext) -> object:
-        if context.step == "":
-            raise Suspend("approved", timeout="1d", step="ship")
+        if context.stage == "":
+            raise Suspend("approved", timeout="1d", stage="ship")
         assert context.signal
-        return [context.step, context.signal.name, context.signal.data, context.timed_out]
+        return [context.stage, context.signal.name, context.signal.data, context.timed_out]
 
     async with working(app, concurrency=1) as worker:
         events = recorded(worker, "suspended")
         job = await ship.enqueue()
         await until(lambda: events)
         info = await job.get()
-        assert (info.state, info.blocked_by, info.awaits, info.step) == (
+        assert (info.state, info.blocked_by, info.awaits, info.stage) == (
             State.BLOCKED,
             "signal",
             "approved",
@@ -109,15 +109,15 @@ async def test_names_are_checked_at_the_door(memory_app: App) -> None:
         await job.signal("not this")
     claimed = await memory_app.queue("mail").claim_one()
     assert claimed
-    with pytest.raises(InvalidName, match="step"):
-        await claimed.snooze("1s", step="\n")
+    with pytest.raises(InvalidName, match="stage"):
+        await claimed.snooze("1s", stage="\n")
 
 
 async def test_a_custom_worker_loop_suspends_and_resumes_jobs(app: App) -> None:
     queue = app.queue("orders")
     handle = await queue.enqueue({"id": 7})
     async with queue.claim() as job:
-        raise Suspend("paid", step="ship")
+        raise Suspend("paid", stage="ship")
     claimed = await queue.claim_one(wait="0s")
     assert claimed is None
     await handle.signal("paid", 100)
@@ -125,10 +125,10 @@ async def test_a_custom_worker_loop_suspends_and_resumes_jobs(app: App) -> None:
     claimed = await queue.claim_one()
     assert claimed
     assert claimed.signal
-    assert (claimed.step, claimed.signal.data) == ("ship", 100)
-    assert await claimed.suspend("delivered", timeout="1h", step="close")
+    assert (claimed.stage, claimed.signal.data) == ("ship", 100)
+    assert await claimed.suspend("delivered", timeout="1h", stage="close")
     info = await queue.get(job.id)
-    assert (info.awaits, info.step) == ("delivered", "close")
+    assert (info.awaits, info.stage) == ("delivered", "close")
 
 
 def test_synchronous_code_signals_and_suspends() -> None:
@@ -138,11 +138,11 @@ def test_synchronous_code_signals_and_suspends() -> None:
         handle = queue.enqueue({})
         claimed = queue.claim_one()
         assert claimed
-        assert claimed.suspend("paid", step="ship")
+        assert claimed.suspend("paid", stage="ship")
         assert queue.signal(handle.id, "other") == "kept"
         assert handle.signal("paid", 5) == "resumed"
         claimed = queue.claim_one()
         assert claimed
         assert claimed.signal
-        assert (claimed.step, claimed.signal.data, claimed.timed_out) == ("ship", 5, False)
+        assert (claimed.stage, claimed.signal.data, claimed.timed_out) == ("ship", 5, False)
         claimed.complete()

@@ -1,4 +1,4 @@
--- Steps and suspensions: where a job resumes, the signal it waits for, and early signals.
+-- Stages and suspensions: where a job resumes, the signal it waits for, and early signals.
 --
 -- An entry of signals:<id> is name_length:1 name data.
 
@@ -12,20 +12,20 @@ local function signals_of(job)
   return Q.prefix .. ':signals:' .. job.id
 end
 
--- Set the step of a job. step: '' to keep it, else = and its name; after a ? if this run's worker does not know the task.
-function Steps.go_to(job, step)
-  if step == '' then return end
+-- Set the stage of a job. stage: '' to keep it, else = and its name; after a ? if this run's worker does not know the task.
+function Signals.go_to(job, stage)
+  if stage == '' then return end
   local extras = extras_of(job)
-  if byte(step) == UNKNOWN then
+  if byte(stage) == UNKNOWN then
     extras.ur = job.runs
-    step = sub(step, 2)
+    stage = sub(stage, 2)
   end
-  if step ~= '' then extras.st = step ~= '=' and sub(step, 2) or nil end
+  if stage ~= '' then extras.st = stage ~= '=' and sub(stage, 2) or nil end
   extras_changed(job)
 end
 
 -- Drop the job's signals: with the record, or when its id is queued afresh.
-function Steps.drop(job)
+function Signals.drop(job)
   if not bit_of(Q.uses, IN_USE) then return end
   local extras = extras_of(job)
   if extras.sr then hdel('received', job.id) end
@@ -60,7 +60,7 @@ local function take_kept(job, name)
 end
 
 -- Block the job until the signal comes. If the signal came early, let the job enter waiting.
-function Steps.suspend(job, name, timeout_ms)
+function Signals.suspend(job, name, timeout_ms)
   if not bit_of(Q.uses, IN_USE) then Q.uses = Q.uses + IN_USE end
   local extras = extras_of(job)
   if extras.sr then hdel('received', job.id) end
@@ -75,7 +75,7 @@ function Steps.suspend(job, name, timeout_ms)
 end
 
 -- Deliver a signal. Return the letter of the answer: r resumed, k kept, f full.
-function Steps.signal(job, name, data)
+function Signals.signal(job, name, data)
   local extras = extras_of(job)
   if job.state == 'b' and job.by == 'i' and extras.sw == name then
     receive(job, name, data)
@@ -91,7 +91,7 @@ function Steps.signal(job, name, data)
   return 'k'
 end
 
-function Steps.time_out(job)
+function Signals.time_out(job)
   local extras = extras_of(job)
   extras.so, extras.sw, extras.su = true, nil, nil
   extras_changed(job)
