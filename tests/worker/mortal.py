@@ -10,7 +10,7 @@ from penstock import App
 
 QUEUE = "mortal"
 
-app = App(sys.argv[1] if len(sys.argv) > 1 else "memory://")
+app = App(sys.argv[1] if __name__ == "__main__" else "memory://")
 
 
 @app.task(queue=QUEUE)

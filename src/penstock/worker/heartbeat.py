@@ -17,6 +17,7 @@ from penstock.core.text import get_logger
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import Extended, Held
+from penstock.worker.rounds import PATIENCE_S, Rounds
 from penstock.worker.run import Run
 from penstock.worker.slots import ServedQueue
 
@@ -48,7 +49,7 @@ class Heartbeat:
         stuck: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage = storage
-        self._served_queues = served_queues
+        self._served_queues = {served.name: served for served in served_queues}
         self._worker_id = worker_id
         self._lease_ms = lease_ms
         self._interval_s = interval_s
@@ -58,12 +59,20 @@ class Heartbeat:
         self._renewing = True
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._rounds = Rounds(self._beat, patience_s=min(PATIENCE_S, interval_s))
         self.last_at = time.monotonic()
+        """The time of the last beat that reached all queues."""
 
     async def run(self) -> None:
         """Beat until cancelled. After a failure the next beat comes soon, because leases are running out."""
-        failing = False
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._keep_beating()
+        finally:
+            self._rounds.close()
+
+    async def _keep_beating(self) -> None:
+        failing = False
         while True:
             began = time.monotonic()
             pause_s = self._interval_s
@@ -103,17 +112,21 @@ class Heartbeat:
         self._hurried.clear()
 
     async def run_once(self) -> None:
-        """Renew the leases of every queue and write the worker's record to each."""
+        """Renew the leases of every queue and write the worker's record to each.
+
+        Raise the first failure after all other queues had their turn.
+        """
         self._renewing = self._may_renew()
-        info = self._info()
-        for served in self._served_queues:
-            await self._beat(served, info)
-        self.last_at = time.monotonic()
+        beat = await self._rounds.run(self._served_queues)
+        if beat.failure is not None:
+            raise beat.failure
+        if not beat.is_late:
+            self.last_at = time.monotonic()
 
     def _may_renew(self) -> bool:
         stuck = self._stuck()
         if stuck and self._renewing:
-            held = sum(len(served.held) for served in self._served_queues)
+            held = sum(len(served.held) for served in self._served_queues.values())
             logger.error(
                 "worker %s is stuck and stops renewing the leases of its %d jobs: other workers take them over",
                 self._worker_id,
@@ -121,7 +134,8 @@ class Heartbeat:
             )
         return not stuck
 
-    async def _beat(self, served: ServedQueue, info: bytes) -> None:
+    async def _beat(self, queue: str) -> None:
+        served = self._served_queues[queue]
         now = time.monotonic()
         # A lease that has just begun needs no renewal; most such runs finish before the next beat.
         young = now - self._interval_s / 10
@@ -132,7 +146,7 @@ class Heartbeat:
         if late and self._renewing:
             held += await self._unread_leases(served)
         answers = await self._storage.extend(
-            served.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=info
+            served.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=self._info()
         )
         notices: list[Notice] = [
             (run, answer) for run, answer in zip(runs, answers, strict=False) if answer != "extended"

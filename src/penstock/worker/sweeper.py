@@ -32,6 +32,7 @@ from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import Swept
+from penstock.worker.rounds import Round, Rounds
 from penstock.worker.slots import ServedQueue
 
 logger = get_logger("penstock.sweeper")
@@ -55,11 +56,18 @@ class DeathWatch:
     def __init__(self, storage: Storage, queues: Sequence[str] | None = None) -> None:
         self._storage = storage
         self._queues = queues
-        self._buried: set[tuple[str, str]] = set()
-        self._known = 0
+        self._buried: dict[str, set[str]] = {}
+        self._known: dict[str, int] = {}
+        self._rounds = Rounds(self._look)
 
     async def run(self) -> None:
         """Watch until cancelled. After an error, try again the next time."""
+        try:
+            await self._keep_watching()
+        finally:
+            self._rounds.close()
+
+    async def _keep_watching(self) -> None:
         failing = False
         while True:
             await asyncio.sleep(self._rest_s() * random.uniform(0.8, 1.2))
@@ -74,24 +82,29 @@ class DeathWatch:
                 _worker_logger.exception("looking for dead workers failed and will be repeated")
 
     async def run_once(self) -> int:
-        """Check each queue; return how many jobs were taken from dead workers."""
+        """Check each queue; return how many jobs were taken from dead workers.
+
+        Raise the first failure after all other queues had their turn.
+        """
         queues = await self._storage.queues() if self._queues is None else self._queues
-        lives_by_queue = await asyncio.gather(*(self._storage.lives(queue) for queue in queues))
-        self._known = max(map(len, lives_by_queue), default=0)
-        dead = {
-            (queue, worker)
-            for queue, lives in zip(queues, lives_by_queue, strict=True)
-            for worker, is_alive in lives.items()
-            if not is_alive
-        }
-        self._buried &= dead
-        return sum([await self._rescue(queue, worker) for queue, worker in sorted(dead - self._buried)])
+        round = await self._rounds.run(queues)
+        if round.failure is not None:
+            raise round.failure
+        return sum(round.answers.values())
+
+    async def _look(self, queue: str) -> int:
+        lives = await self._storage.lives(queue)
+        self._known[queue] = len(lives)
+        dead = {worker for worker, is_alive in lives.items() if not is_alive}
+        buried = self._buried.setdefault(queue, set())
+        buried &= dead
+        return sum([await self._rescue(queue, worker) for worker in sorted(dead - buried)])
 
     async def _rescue(self, queue: str, worker: str) -> int:
         held = await self._storage.leases_of(queue, worker)
         if not held:
             # A second check found nothing new: this worker claims no more jobs.
-            self._buried.add((queue, worker))
+            self._buried[queue].add(worker)
             return 0
         await take_back(self._storage, queue, held)
         _worker_logger.warning(
@@ -101,7 +114,7 @@ class DeathWatch:
         return len(held)
 
     def _rest_s(self) -> float:
-        return _CHECK_EVERY_S * max(1.0, self._known / _CHECKS_PER_SECOND)
+        return _CHECK_EVERY_S * max(1.0, max(self._known.values(), default=0) / _CHECKS_PER_SECOND)
 
 
 class DrainWatch:
@@ -239,27 +252,45 @@ class Sweeper:
         self._interval_s = milliseconds(interval, what="interval") / 1000
         self._clocks_at = 0.0
         self._skewed: set[str] = set()
+        # One by one, so that many queues do not share one long transaction.
+        self._rounds = Rounds(self._sweep, one_by_one=True)
 
     async def run_once(self) -> dict[str, Swept]:
-        """Sweep each queue until nothing is left to do now; return the answer of the last call for each."""
+        """Sweep each queue until nothing is left to do now; return the answer of the last call for each.
+
+        Raise the first failure after all other queues had their turn.
+        """
+        round = await self._round()
+        if round.failure is not None:
+            raise round.failure
+        return round.answers
+
+    async def _round(self) -> Round[Swept]:
         queues = await self._storage.queues() if self._queues is None else self._queues
-        return {queue: await self._sweep(queue) for queue in queues}
+        return await self._rounds.run(queues)
 
     async def run(self) -> None:
         """Sweep until cancelled. After an error, such as an unreachable store, try again in the next round."""
+        try:
+            await self._keep_sweeping()
+        finally:
+            self._rounds.close()
+
+    async def _keep_sweeping(self) -> None:
         # Workers that start together must not sweep together.
         await asyncio.sleep(random.random() * min(_SOONEST_S, self._interval_s))
         while True:
+            rest_s = self._interval_s
             try:
-                swept = await self.run_once()
+                swept, failure, _ = await self._round()
                 rest_s = self._sleep_s(swept)
                 await self._look_at_clocks(swept)
+                if failure is not None:
+                    raise failure
             except StorageError as error:
                 logger.warning("the sweep failed and will be repeated: %s", error)
-                rest_s = self._interval_s
             except Exception:  # the sweeper must not end unnoticed
                 logger.exception("the sweep failed and will be repeated")
-                rest_s = self._interval_s
             await asyncio.sleep(rest_s)
 
     async def _sweep(self, queue: str) -> Swept:

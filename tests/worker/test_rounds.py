@@ -1,0 +1,131 @@
+"""A queue that is out of reach, such as one whose cluster slot is moving, holds up no other queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock import App
+from penstock.core.job import NewJob
+from penstock.errors import StorageUnavailable
+from penstock.storage.contract import Storage
+from penstock.storage.values import Take
+from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.rounds import Rounds
+from penstock.worker.slots import ServedQueue
+from penstock.worker.sweeper import DeathWatch, Sweeper
+
+ROUNDS = 3
+
+
+class Reach:
+    """A verb of a store that does not reach the queue ``away``. ``done`` is set after some calls to ``near``."""
+
+    def __init__(self, verb: Callable[..., Any], *, hangs: bool) -> None:
+        self.calls = {"away": 0, "near": 0}
+        self.done = asyncio.Event()
+        self._verb = verb
+        self._hangs = hangs
+
+    async def __call__(self, queue: str, *args: Any, **options: Any) -> Any:
+        self.calls[queue] += 1
+        if self.calls["near"] >= ROUNDS:
+            self.done.set()
+        if queue == "near":
+            return await self._verb(queue, *args, **options)
+        if self._hangs:
+            await asyncio.Event().wait()
+        raise StorageUnavailable("the slot of the queue is moving")
+
+
+@asynccontextmanager
+async def duty(run: Callable[[], Any]) -> AsyncIterator[None]:
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(params=["hangs", "fails"])
+def hangs(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "hangs")
+
+
+@pytest.fixture
+async def storage(app: App) -> Storage:
+    return await app.connect()
+
+
+async def test_the_leases_of_other_queues_are_renewed(
+    storage: Storage, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = Reach(storage.extend, hangs=hangs)
+    monkeypatch.setattr(storage, "extend", extend)
+    heartbeat = Heartbeat(
+        storage,
+        [ServedQueue("away"), ServedQueue("near")],
+        worker_id="w",
+        lease_ms=30_000,
+        interval_s=0.02,
+        info=lambda: b"",
+        notify=lambda notices: None,
+    )
+    before = heartbeat.last_at
+    async with duty(heartbeat.run):
+        await asyncio.wait_for(extend.done.wait(), 20)
+    assert heartbeat.last_at == before
+    assert (extend.calls["away"] == 1) is hangs
+
+
+async def test_other_queues_are_swept(
+    storage: Storage, hangs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await storage.enqueue("near", [NewJob("lost")])
+    await storage.claim("near", Take("gone", 1, 1_000))
+    await storage.shift_clock("near", 60_000)
+    sweep = Reach(storage.sweep, hangs=hangs)
+    monkeypatch.setattr(storage, "sweep", sweep)
+    async with duty(Sweeper(storage, ["away", "near"], interval="20ms").run):
+        await asyncio.wait_for(sweep.done.wait(), 20)
+    assert (await storage.counts("near")).waiting == 1
+    assert (sweep.calls["away"] == 1) is hangs
+    assert ("the sweep failed" in caplog.text) is not hangs
+
+
+async def test_the_dead_workers_of_other_queues_are_found(
+    storage: Storage, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await storage.enqueue("near", [NewJob("lost")])
+    await storage.claim("near", Take("gone", 1, 60_000))
+
+    async def lives(queue: str) -> dict[str, bool]:
+        return {"gone": False}
+
+    monkeypatch.setattr(storage, "lives", Reach(lives, hangs=hangs))
+    watch = DeathWatch(storage, ["away", "near"])
+    if hangs:
+        assert await watch.run_once() == 1
+    else:
+        with pytest.raises(StorageUnavailable):
+            await watch.run_once()
+    assert (await storage.counts("near")).waiting == 1
+
+
+async def test_a_late_call_is_answered_in_a_later_round() -> None:
+    gate = asyncio.Event()
+
+    async def call(queue: str) -> str:
+        if queue == "late":
+            await gate.wait()
+        return queue.upper()
+
+    rounds = Rounds(call, patience_s=0.01)
+    assert await rounds.run(["late", "early"]) == ({"early": "EARLY"}, None, True)
+    gate.set()
+    assert await rounds.run(["late"]) == ({"late": "LATE"}, None, False)
