@@ -59,6 +59,21 @@ def test_a_run_without_a_display_logs_that_no_worker_runs(
         do(spark.range(1).selectExpr("id AS n"), tasks.spend, tmp_path / "spent", workers=0)
 
 
+def test_a_run_does_not_complain_about_its_own_workers_while_they_start(
+    spark: SparkSession,
+    file_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks: ModuleType = load_tasks(file_url, tmp_path, monkeypatch)
+    # A worker needs longer than this before it claims.
+    monkeypatch.setattr(running, "_NOBODY_S", 0.1)
+    with caplog.at_level(logging.WARNING, "penstock.spark"):
+        assert do(spark.range(1).selectExpr("id AS n"), tasks.spend, tmp_path / "spent").completed == 1
+    assert "no worker" not in caplog.text
+
+
 @pytest.mark.parametrize("style", ["none", "lines"])
 def test_warnings_go_to_the_logger_whatever_is_shown(style: Any, caplog: pytest.LogCaptureFixture) -> None:
     open_progress(style, "score").warn("no worker is claiming")

@@ -308,7 +308,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
                 limits=request.limits,
                 progress=progress,
                 collector=collector,
-                check_workers=workers.check,
+                workers=workers,
             )
             try:
                 if plan.todo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -23,6 +23,7 @@ from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.ledger import Ledger, latest
 from penstock.spark.processing.plan import Todo
 from penstock.spark.processing.progress import Progress, Tally
+from penstock.spark.processing.workers import RunWorkers
 from penstock.spark.store import Store
 from penstock.storage.values import Budget
 
@@ -34,6 +35,8 @@ _POLL_S: Final = 0.1
 _IDLE_S: Final = 30.0
 _LONGEST_IDLE_S: Final = 600.0
 _NOBODY_S: Final = 5.0
+# Workers that the run starts may have to load a model first.
+_STARTING_S: Final = 60.0
 _ALIVE_MS: Final = 15_000
 _ENQUEUE_S: Final = 30.0
 _SAMPLE: Final = 20
@@ -72,7 +75,7 @@ class Run:
         limits: Limits,
         progress: Progress,
         collector: Collector,
-        check_workers: Callable[[], None],
+        workers: RunWorkers,
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -87,7 +90,7 @@ class Run:
         collector.ended = {}
         # Fingerprints of all rows by job, once they are enqueued; None if there are too many.
         self._ids: Mapping[str, str] | None = None
-        self._check_workers = check_workers
+        self._workers = workers
         self._began_at = self._warned_at = time.monotonic()
         self._interrupted = threading.Event()
         self.stopped = ""
@@ -159,7 +162,7 @@ class Run:
                 {"total": self._tally.total, "ended": self._tally.ended, "failed": self._tally.failed}
             )
             enqueueing.check()
-            self._check_workers()
+            self._workers.check()
             self._stop_if_due(todo, enqueueing)
             self._warn_if_idle(now - last_at)
             if enqueueing.is_done and self._is_futile(now - last_at):
@@ -224,7 +227,8 @@ class Run:
 
     def _warn_if_idle(self, idle_s: float) -> None:
         now = time.monotonic()
-        if idle_s < _NOBODY_S or now - self._warned_at < _NOBODY_S:
+        patience_s = _STARTING_S if self._workers.are_ours else _NOBODY_S
+        if idle_s < patience_s or now - self._warned_at < _NOBODY_S:
             return
         self._warned_at = now + _IDLE_S
         queue = self._batch.queue
@@ -233,9 +237,13 @@ class Run:
         if counts.paused:
             self._progress.warn(f"queue {queue!r} is paused. Call queue.resume() to continue.")
         elif not any(worker.age_ms < _ALIVE_MS for worker in workers):
+            remedy = (
+                "The workers of this run have not begun. Check what their module does when it is imported."
+                if self._workers.are_ours
+                else "Start a worker, or set workers=4."
+            )
             self._progress.warn(
-                f"no worker is claiming from queue {queue!r}: {counts.waiting:,} jobs are waiting. "
-                "Start a worker, or set workers=4."
+                f"no worker is claiming from queue {queue!r}: {counts.waiting:,} jobs are waiting. {remedy}"
             )
 
     # The budget is on a flow that all jobs of the output belong to, so the store itself stops further jobs.

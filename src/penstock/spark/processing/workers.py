@@ -34,7 +34,8 @@ from penstock.spark.store import shared_url
 
 
 class RunWorkers:
-    """The workers of a run, which work within a ``with`` block. Nested blocks share them.
+    """The workers of a run, which work within a ``with`` block. Nested blocks share them. ``are_ours`` is false if the
+    run relies on other workers.
 
     Raises:
         InvalidOption: ``fleet`` is unknown, other processes cannot import the app, or the fleet would leave Spark no
@@ -59,6 +60,7 @@ class RunWorkers:
             raise InvalidOption("fleet_size needs fleet='spark'.")
         self._spark = spark
         self._task = task
+        self.are_ours = bool(workers or fleet)
         self._local = open_local_workers(task, workers, concurrency=concurrency)
         self._size = 0 if fleet is None else _fleet_size(spark, fleet_size)
         self._concurrency = concurrency
