@@ -69,6 +69,17 @@ def test_rows_of_a_stopped_run_and_rows_without_a_value_are_found_again(
     assert do(df, tasks.score, output, since="change").plan.done == 4
 
 
+def test_values_that_are_not_finite_hide_no_later_row(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    df = spark.sql(
+        "SELECT id AS n, if(id < 2, double(array('NaN', 'Infinity')[int(id)]), id) AS change FROM range(4)"
+    )
+    assert do(df.where("n < 3"), tasks.double, tmp_path / "doubles", since="change").completed == 3
+    more = do(df, tasks.double, tmp_path / "doubles", since="change")
+    assert (more.plan.new, more.plan.done) == (1, 3)
+
+
 def test_a_row_whose_job_was_cancelled_is_found_again(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

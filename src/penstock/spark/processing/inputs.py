@@ -21,7 +21,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import DataType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    NumericType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, InvalidOption
@@ -171,8 +180,11 @@ def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followe
         )
     mark = read_mark(df.sparkSession, ledger)
     column = F.col(quoted(by))
+    if isinstance(kind, (FloatType, DoubleType)):
+        # No later value would be above infinity or NaN.
+        column = F.when(F.abs(column) < float("inf"), column)
     if mark is not None and (mark.by, mark.kind) == (by, kind.simpleString()) and not is_whole:
-        # Rows without a value may always be new.
+        # Rows without a value, or with infinity or NaN, may always be new.
         df = df.where(column.isNull() | (column >= _literal(mark.value, kind)))
     # Rows that arrive after this point are for the next run.
     row = df.agg(F.max(column).alias("high")).select(_text(F.col("high"), kind)).first()
