@@ -24,8 +24,13 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidInput
 from penstock.spark.uncached_read import fresh_path
 
-# Keep columns that are null everywhere.
-JSON_OPTIONS: Final = {"ignoreNullFields": "false"}
+# Keep columns that are null everywhere. Spark would cut times to milliseconds, and old time zones to minutes.
+JSON_OPTIONS: Final = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _TORN: Final = "_corrupt_record"
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _BROKEN: Final = (FloatType, DoubleType, DecimalType)

@@ -391,7 +391,8 @@ def _check_key(output: str, key: StructType, rows: DataFrame) -> None:
                 "created with, or choose another output."
             )
         was = rows.schema[field.name].dataType
-        if was != field.dataType:
+        # A file does not say that the members of arrays and structs are never null, so do not compare the types.
+        if was.simpleString() != field.dataType.simpleString():
             raise InvalidInput(
                 f"{output} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
                 f"{field.dataType.simpleString()}. Cast the column, or choose another output."
