@@ -15,9 +15,9 @@ from penstock.core.event import NAMES, columns
 from penstock.core.job import NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.spark import history
-from penstock.spark.history.folder import open_history
 from penstock.spark.history.gold import summarise
 from penstock.spark.history.silver import fold
+from penstock.spark.history.tables import open_history
 from penstock.spark.store import Store
 from penstock.storage import open_storage
 from penstock.storage.contract import Storage
