@@ -38,6 +38,11 @@ SECRET = "hunter2"
         ("valkey://{}@host?namespace=", ("'namespace'", "is empty")),
         ("sqlite:///jobs.db?namespce=a", ("unknown option 'namespce'", "Use namespace or timeout")),
         ("memory://?colour=red", ("unknown option 'colour'", "Use namespace")),
+        ("valkey://{}@[::1", ("the host of the store's URL", "[::1]")),
+        ("valkey://{}@[name]:6379", ("the host of the store's URL", "[::1]")),
+        ("sqlite:///a%00b.db", ("names no file", "null character")),
+        ("valkey://{}@a..b", ("not a valid address", "Check the URL")),
+        ("valkey://{}@\udcff", ("not a valid address", "Check the URL")),
     ],
 )
 async def test_a_url_that_makes_no_sense_is_refused_at_the_first_use(

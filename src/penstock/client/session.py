@@ -13,14 +13,14 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote
 
 from penstock.client.hints import FOREIGN_STORES
 from penstock.client.waiter import Waiter
 from penstock.core.job import Enqueued, NewJob
 from penstock.core.names import uuid7
 from penstock.core.outcome import Complete
-from penstock.core.text import get_logger, shown, visible_in_line, without_password
+from penstock.core.text import get_logger, shown, split_url, visible_in_line, without_password
 from penstock.errors import InvalidOption, StorageError
 from penstock.storage.coalesce import Coalescer
 from penstock.storage.values import Extended, Held, Settled, Settlement
@@ -328,7 +328,7 @@ def check_url(url: str) -> None:
         )
     if remedy := FOREIGN_STORES.get(scheme.lower()):
         raise InvalidOption(f"{scheme}:// is not a store of Penstock. {remedy}.")
-    if scheme.lower() == "sqlite" and urlsplit(url).netloc:
+    if scheme.lower() == "sqlite" and split_url(url).netloc:
         raise InvalidOption(
             f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///penstock.db), four for "
             "an absolute one (sqlite:////var/lib/penstock.db)."
@@ -362,7 +362,7 @@ def store_options(named: StoreName) -> tuple[str, ...]:
 
 
 def _absolute(url: str) -> str:
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
         return url
     path = quote(os.path.abspath(unquote(parts.path[1:])))
@@ -370,7 +370,7 @@ def _absolute(url: str) -> str:
 
 
 def _named_in(url: str) -> str:
-    return parse_qs(urlsplit(url).query).get("namespace", [""])[0]
+    return parse_qs(split_url(url).query).get("namespace", [""])[0]
 
 
 class Opening:
@@ -415,7 +415,7 @@ def _checked_storage(given: Storage) -> Storage:
 
 def _shared_by_loops(url: str) -> str:
     """An unnamed ``memory://`` gets a name, or every loop of the app would have a store to itself."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme == "memory" and not parts.netloc and parts.path in ("", "/"):
         return parts._replace(netloc=f"app-{uuid7()}").geturl()
     return url

@@ -19,8 +19,9 @@ import re
 import sys
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, InvalidOption
 
 LogFormat = Literal["text", "json"]
 
@@ -47,6 +48,17 @@ def visible_in_line(text: str) -> str:
 def without_password(url: str) -> str:
     """Return ``url`` without passwords: that of the login, up to the last @, and those of its options."""
     return _LOGIN.sub(r"\1:***@", _PASSWORD.sub(r"\1***", url)) if "://" in url else url
+
+
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a store's URL. Raise ``InvalidOption``, without the URL, if its host cannot be read."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise InvalidOption(
+            "the host of the store's URL cannot be read. Put an IPv6 address in brackets, such as "
+            "valkey://[::1]:6379, and nothing else."
+        ) from None
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import msgspec
 
 from penstock.client.app import App
 from penstock.client.options import refuse_unknown
 from penstock.core.names import check_queue, check_task
+from penstock.core.text import split_url
 from penstock.errors import InvalidOption
 from penstock.spark.schemas import Kind, PayloadFormat
 from penstock.spark.store import shared_url, url_for_executors
@@ -112,7 +113,7 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
 
 def namespace_of(url: str) -> str:
     """Return the namespace in a URL. It is part of what row ids are computed from."""
-    return parse_qs(urlsplit(url).query).get("namespace", [""])[0]
+    return parse_qs(split_url(url).query).get("namespace", [""])[0]
 
 
 def _parse(values: Mapping[str, str], kind: type[_Options], *, where: str) -> _Options:

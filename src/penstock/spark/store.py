@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.client.app import App
+from penstock.core.text import split_url
 from penstock.errors import InvalidOption
 from penstock.storage import open_storage
 from penstock.storage.contract import Storage
@@ -94,7 +95,7 @@ def shared_url(app: App) -> str:
     url = url_for_executors(app.url)
     if app.namespace is None:
         return url
-    parts = urlsplit(url)
+    parts = split_url(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "namespace"]
     return parts._replace(query=urlencode([*query, ("namespace", app.namespace)])).geturl()
 
@@ -105,7 +106,7 @@ def url_for_executors(url: str) -> str:
     Raises:
         InvalidOption: the store is in the memory of this process, where no other process can open it.
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme == "memory":
         raise InvalidOption(
             f"{url} is in the memory of this process, but Spark runs in others. Use sqlite:///path."

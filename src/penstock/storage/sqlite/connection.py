@@ -8,13 +8,13 @@ import time
 from functools import cache
 from pathlib import Path
 from typing import Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 from uuid import uuid4
 
 import msgspec
 
 from penstock.core.names import check_namespace
-from penstock.core.text import shown
+from penstock.core.text import shown, split_url
 from penstock.core.units import milliseconds
 from penstock.errors import InvalidOption, StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite import files
@@ -237,7 +237,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, url: str, *, namespace: str | None = None) -> Self:
         """Read ``sqlite:///path?namespace=prod&timeout=5s`` or ``memory://name``. ``namespace`` overrides the
         URL's."""
-        parts = urlsplit(url)
+        parts = split_url(url)
         options = _options(url, parts.query)
         chosen = namespace or options.get("namespace", _DEFAULT_NAMESPACE)
         timeout_s = (
@@ -268,4 +268,6 @@ def _path(url: str, netloc: str, path: str) -> str:
             f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///penstock.db), four for an"
             " absolute one (sqlite:////var/lib/penstock.db), memory:// for none."
         )
-    return unquote(path[1:])
+    if "\0" in (name := unquote(path[1:])):
+        raise InvalidOption(f"{shown(url)} names no file: it contains a null character (%00).")
+    return name

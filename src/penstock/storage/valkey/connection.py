@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, cast
 
 import hiredis
 
-from penstock.errors import StorageError, StorageRefused, StorageUnavailable
+from penstock.errors import InvalidOption, StorageError, StorageRefused, StorageUnavailable
 from penstock.storage.valkey.endpoint import Address, Endpoint
 from penstock.storage.valkey.replies import Arg, ReplyError, storage_error
 
@@ -274,6 +274,8 @@ async def open_connection(
         raise StorageUnavailable(text) from error
     except BaseException as error:
         connection.drop("connect failed")
+        if isinstance(error, ValueError):
+            raise InvalidOption(f"{address} is not a valid address ({error}). Check the URL") from error
         if isinstance(error, OSError) and not isinstance(error, StorageError):
             raise StorageUnavailable(f"cannot connect to {address}: {_reason(error)}") from error
         raise
