@@ -22,7 +22,8 @@ from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import State
 from penstock.core.text import visible_in_line
 from penstock.errors import StorageError
-from penstock.storage.metrics import MINUTE_MS, Minute
+from penstock.storage.bounds import MINUTE_MS
+from penstock.storage.metrics import Minute
 
 if TYPE_CHECKING:
     from penstock.client.app import App

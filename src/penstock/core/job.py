@@ -157,7 +157,7 @@ class Dependency(NamedTuple):
 class Options(msgspec.Struct, frozen=True, array_like=True):
     """The execution options of a job. All jobs of a task share one value, so engines cache its encoding.
 
-    The order of the fields is a storage format: append, never reorder.
+    The order of the fields and their defaults are a storage format: append fields, and change neither.
     """
 
     task: str = ""

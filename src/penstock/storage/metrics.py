@@ -9,10 +9,8 @@ import msgspec
 
 from penstock.core.job import Extras
 from penstock.core.lifecycle import EventType
+from penstock.storage.bounds import DAY_MINUTES, MINUTE_MS
 from penstock.storage.values import Budget, Usage
-
-MINUTE_MS: Final = 60_000
-DAY_MINUTES: Final = 1440
 
 
 class Minute(msgspec.Struct, frozen=True, array_like=True):
@@ -90,8 +88,6 @@ _FIELDS: Final = Minute.__struct_fields__[1:]
 
 
 # Usage and budgets
-
-KEPT_DAYS: Final = 30
 
 _KINDS: Final[dict[str, Literal["queue", "task", "group", "flow"]]] = {
     "": "queue",

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.core.job import Lease, NewJob
 from penstock.core.outcome import Complete
+from penstock.storage.bounds import CLOCK_TERM_MS
 from penstock.storage.sqlite import database, lock, transaction, writer
-from penstock.storage.sqlite.clock import TERM_MS
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.lock import protected_ms
@@ -252,4 +252,4 @@ async def test_one_long_wait_after_another_does_not_put_rescues_off_for_good(
 ) -> None:
     rescued = [(await sweep_behind_lock(1_500)).rescued for _ in range(24)]
     assert sum(rescued) == 1
-    assert rescued.index(1) * 1_500 in range(LEASE_MS + TERM_MS - 1_500, LEASE_MS + TERM_MS)
+    assert rescued.index(1) * 1_500 in range(LEASE_MS + CLOCK_TERM_MS - 1_500, LEASE_MS + CLOCK_TERM_MS)

@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.job import EMPTY_EXTRAS, Lease
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
+from penstock.storage.bounds import GROUPS_PER_CLAIM, PROMOTED_PER_CLAIM
 from penstock.storage.metrics import flow_scope
 from penstock.storage.sqlite import groups, limits, schedules
 from penstock.storage.sqlite.records import (
@@ -34,8 +35,6 @@ from penstock.storage.values import Claimed, Extended, Held, Take
 
 _PROMOTED = EventType.PROMOTED.value
 _CLAIMED = EventType.CLAIMED.value
-_PROMOTED_PER_CLAIM = 1000
-_GROUPS_PER_CLAIM = 100
 
 _sql = statements("claim")
 _json = msgspec.json.Encoder()
@@ -51,8 +50,8 @@ def claim(unit: Unit, take: Take) -> Claimed:
         spent = check_budgets(unit)
         if spent.over:
             return Claimed([], spent.wait_ms, over_budget=True)
-    promote_due(unit, limit=_PROMOTED_PER_CLAIM)
-    limits.fill_due(unit, limit=_GROUPS_PER_CLAIM)
+    promote_due(unit, limit=PROMOTED_PER_CLAIM)
+    limits.fill_due(unit, limit=GROUPS_PER_CLAIM)
     allowed, _ = limits.allowance(unit, take.count)
     leases = _take(unit, take, allowed)
     if unit.queue.uses & groups.USES_LIMITS and leases:

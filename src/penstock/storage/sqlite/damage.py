@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.job import DAY_MS, DEFAULT_OPTIONS, Dependent
+from penstock.core.job import DEFAULT_OPTIONS, Dependent
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import DAMAGED, damaged_failure
+from penstock.storage.bounds import DAMAGED_KEPT_MS, MINUTE_MS
 from penstock.storage.sqlite import flows, schedules
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import (
@@ -30,9 +31,7 @@ from penstock.storage.sqlite.transitions import finish
 from penstock.storage.sqlite.unit import End, Unit
 
 _FAILED: Final = EventType.FAILED.value
-_KEPT_MS: Final = 30 * DAY_MS
 _PER_PAGE: Final = 1000
-_RECENT_MS: Final = 60_000
 _BLOCKED_BY: Final = ("", "group", "children", "signal")
 _TEXTS: Final = ("id", "state", "run_id", "write_id", "blocked_by", "settled_as", "worker")
 _COUNTS: Final = (
@@ -86,7 +85,7 @@ def walk(unit: Unit) -> Iterator[list[Damaged]]:
 
 def recent(unit: Unit) -> int:
     """Return how many records of the queue were quarantined within the last minute."""
-    since_ms = unit.now_ms - _RECENT_MS
+    since_ms = unit.now_ms - MINUTE_MS
     return int(unit.sql.execute(_sql["recent"], (unit.queue.key, DAMAGED, since_ms)).fetchone()[0])
 
 
@@ -224,7 +223,9 @@ def _options(unit: Unit, record: Record) -> tuple[int, bytes]:
         options = unpack_options(record.packed_options)
     except (ValueError, TypeError):
         options = DEFAULT_OPTIONS
-    return unit.intern(msgspec.structs.replace(options, failure_ttl_ms=max(options.failure_ttl_ms, _KEPT_MS)))
+    return unit.intern(
+        msgspec.structs.replace(options, failure_ttl_ms=max(options.failure_ttl_ms, DAMAGED_KEPT_MS))
+    )
 
 
 def _named(unit: Unit, key: int, id_: str, shown: str) -> str:

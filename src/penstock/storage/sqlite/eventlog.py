@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.core.event import LOST, EntryPage, count_lost, pack, page_of, unpack
-from penstock.storage.metrics import DAY_MINUTES, MINUTE_MS, Minute, counted, latest
+from penstock.storage.bounds import DAY_MINUTES, MINUTE_MS
+from penstock.storage.metrics import Minute, counted, latest
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements

@@ -15,6 +15,7 @@ from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Reason
 from penstock.errors import CostTooHigh
+from penstock.storage.bounds import ADMITTED_AT_ONCE
 from penstock.storage.sqlite import groups
 from penstock.storage.sqlite.groups import (
     USES_GROUPS,
@@ -31,8 +32,6 @@ from penstock.storage.sqlite.records import WAITING, Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import GroupPage
-
-AT_ONCE: Final = 1000
 
 _CONFIGURED = EventType.CONFIGURED.value
 _UNBLOCKED = EventType.UNBLOCKED.value
@@ -70,7 +69,7 @@ def _fill(unit: Unit, group: Group) -> int:
             why, at = group.why_full(unit.now_ms, cost=record.extras.cost, slot_hold=record.slot_hold)
         if why or record is None:
             return at
-        if admitted == AT_ONCE:
+        if admitted == ADMITTED_AT_ONCE:
             return unit.now_ms
         _admit(unit, record)
         admitted += 1
@@ -238,7 +237,7 @@ def set_limit(
 def _reach(unit: Unit, key: str) -> None:
     if key == EVERY_GROUP:
         unit.limits.clear()
-        fill_from(unit, "", limit=AT_ONCE)
+        fill_from(unit, "", limit=ADMITTED_AT_ONCE)
     else:
         touch(unit, groups.reread(unit, key))
     if not key:

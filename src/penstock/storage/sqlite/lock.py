@@ -28,7 +28,8 @@ from penstock.errors import (
     StorageUnavailable,
     StorageVersion,
 )
-from penstock.storage.sqlite.clock import TERM_MS, Reading, read_clocks
+from penstock.storage.bounds import CLOCK_TERM_MS
+from penstock.storage.sqlite.clock import Reading, read_clocks
 from penstock.storage.sqlite.statements import statements
 
 _PRIMARY = 0xFF
@@ -229,7 +230,7 @@ def protected_ms(sql: sqlite3.Connection) -> tuple[int, int]:
         return 0, 0
     now_ms = _now_ms(clocks)
     had_turn = now_ms - window.until_ms >= _TURN_MS
-    span_ms = min(window.until_ms - window.since_ms, TERM_MS) if had_turn else TERM_MS
+    span_ms = min(window.until_ms - window.since_ms, CLOCK_TERM_MS) if had_turn else CLOCK_TERM_MS
     most = min(now_ms - window.since_ms, span_ms)
     least = max(0, now_ms - window.until_ms)
     return (most, least) if most > least else (0, 0)

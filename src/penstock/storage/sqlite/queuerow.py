@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from penstock.core.limits import Limit, Reason, charged
-from penstock.storage.sqlite.clock import GAP_MS, NEAR_MS, Moment, Reading, moment_after, read_clocks
+from penstock.storage.bounds import CLOCK_GAP_MS, CLOCK_NEAR_MS
+from penstock.storage.sqlite.clock import Moment, Reading, moment_after, read_clocks
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
@@ -66,9 +67,9 @@ class QueueRow(msgspec.Struct):
         elapsed, wall = boot_ms - self.boot_ms, reading.wall_ms + self.shift_ms
         if (  # The usual case: the same boot, no gap, and clocks that agree and agreed before.
             reading.boot == self.boot
-            and 0 <= elapsed < GAP_MS
-            and -NEAR_MS <= last_ms + elapsed - wall <= NEAR_MS
-            and -NEAR_MS <= last_ms - self.clock_ms <= NEAR_MS
+            and 0 <= elapsed < CLOCK_GAP_MS
+            and -CLOCK_NEAR_MS <= last_ms + elapsed - wall <= CLOCK_NEAR_MS
+            and -CLOCK_NEAR_MS <= last_ms - self.clock_ms <= CLOCK_NEAR_MS
         ):
             return Moment(last_ms + elapsed, wall, boot_ms, reading.boot, self.clock_marks)
         seen = Reading(self.clock_ms or last_ms, self.boot_ms, self.boot)

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.core.flow import Node
 from penstock.core.job import Enqueued, NewJob
+from penstock.storage.bounds import MEMO_KEPT_MS
 from penstock.storage.sqlite import claim as claims
 from penstock.storage.sqlite import enqueue as enqueues
 from penstock.storage.sqlite import settle as settles
@@ -21,7 +22,6 @@ from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settle
 
 Memo = TypeVar("Memo")
 
-MEMO_KEPT_MS = 60_000
 
 _sql = statements("replay")
 _packer = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ from penstock.core.outcome import (
     Snooze,
     Suspend,
 )
+from penstock.storage.bounds import LOG_LINES_KEPT
 from penstock.storage.sqlite import flows, groups, limits
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.records import (
@@ -60,7 +61,6 @@ _RELEASED = EventType.RELEASED.value
 _LIMITED = EventType.LIMITED.value
 _CANCELLED = EventType.CANCELLED.value
 _PROGRESSED = EventType.PROGRESSED.value
-_LOG_LINES_KEPT = 1000
 
 _sql = statements("settle")
 _ANSWER = Settled(True, State.COMPLETED)
@@ -262,7 +262,7 @@ def _log(unit: Unit, record: Record, report_: Report) -> None:
     last += report_.log_skipped
     lines = [(record.key, last + 1 + i, line) for i, line in enumerate(report_.log)]
     unit.sql.executemany(_sql["add_line"], lines)
-    gone = max(last if report_.log_skipped else 0, last + len(lines) - _LOG_LINES_KEPT)
+    gone = max(last if report_.log_skipped else 0, last + len(lines) - LOG_LINES_KEPT)
     unit.sql.execute(_sql["trim_lines"], (record.key, gone))
 
 

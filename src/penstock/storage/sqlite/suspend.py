@@ -7,6 +7,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from penstock.core.lifecycle import EventType
+from penstock.storage.bounds import SIGNALS_KEPT
 from penstock.storage.sqlite.records import ACTIVE, BLOCKED, SCHEDULED, SIGNAL, WAITING, Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import enter_waiting
@@ -16,7 +17,6 @@ from penstock.storage.values import SignalAnswer
 _SIGNALLED = EventType.SIGNALLED.value
 _UNBLOCKED = EventType.UNBLOCKED.value
 _OPEN: Final = (SCHEDULED, WAITING, BLOCKED, ACTIVE)
-_SIGNALS_KEPT: Final = 100
 
 _sql = statements("signals")
 
@@ -70,7 +70,7 @@ def signal(unit: Unit, id: str, name: str, data: bytes) -> SignalAnswer:
     if record.state == BLOCKED and record.blocked_by == SIGNAL and extras.awaits == name:
         _receive(unit, record, name, data)
         answer = "resumed"
-    elif extras.kept >= _SIGNALS_KEPT:
+    elif extras.kept >= SIGNALS_KEPT:
         return "full"
     else:
         unit.sql.execute(_sql["keep"], {"job": record.key, "name": name, "data": data})

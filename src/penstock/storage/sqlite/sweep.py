@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
+from penstock.storage.bounds import CLOCK_TERM_MS, MEMO_KEPT_MS, NEWS_KEPT_MS, WORKERS_KEPT_MS
 from penstock.storage.sqlite import dedup, flows, schedules
 from penstock.storage.sqlite.claim import promote_due
-from penstock.storage.sqlite.clock import TERM_MS, wall_ms
+from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
@@ -25,7 +25,6 @@ from penstock.storage.sqlite.records import (
     Unreadable,
     pack_failure,
 )
-from penstock.storage.sqlite.replay import MEMO_KEPT_MS
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.suspend import time_out
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
@@ -37,8 +36,6 @@ _STALLED = EventType.STALLED.value
 _FAILED = EventType.FAILED.value
 _CANCELLED = EventType.CANCELLED.value
 
-_NEWS_KEPT_MS = 60_000
-_WORKERS_KEPT_MS = HOUR_MS
 
 _sql = statements("sweep")
 _news_sql = statements("news")
@@ -102,7 +99,7 @@ def _renew_leases(unit: Unit) -> None:
     """
     marks = unit.moment.marks
     if marks.gap_from != marks.gap_to:
-        values = (marks.gap_to, marks.gap_from, unit.now_ms + TERM_MS, unit.queue.key, marks.gap_to)
+        values = (marks.gap_to, marks.gap_from, unit.now_ms + CLOCK_TERM_MS, unit.queue.key, marks.gap_to)
         unit.sql.execute(_sql["renew_leases"], values)
         unit.set_moment(unit.moment.renewed())
 
@@ -188,9 +185,9 @@ def _forget(unit: Unit) -> None:
     forget_usage(unit)
     sure_ms = unit.now_ms - unit.moment.hole[0]
     unit.sql.execute(_sql["forget_consumers"], (unit.queue.key, sure_ms))
-    unit.sql.execute(_sql["forget_workers"], (unit.queue.key, sure_ms - _WORKERS_KEPT_MS))
+    unit.sql.execute(_sql["forget_workers"], (unit.queue.key, sure_ms - WORKERS_KEPT_MS))
     unit.sql.execute(_sql["forget_memos"], (unit.queue.key, unit.now_ms - MEMO_KEPT_MS))
-    unit.sql.execute(_news_sql["forget"], (unit.queue.key, wall_ms() - _NEWS_KEPT_MS))
+    unit.sql.execute(_news_sql["forget"], (unit.queue.key, wall_ms() - NEWS_KEPT_MS))
 
 
 def _wait_ms(unit: Unit, slot_wait_ms: int | None) -> int | None:

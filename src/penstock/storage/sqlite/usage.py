@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.core.job import DAY_MS
 from penstock.core.lifecycle import EventType
-from penstock.storage.metrics import KEPT_DAYS, KeptBudget, flow_scope, read_usage, scopes_of
+from penstock.storage.bounds import USAGE_KEPT_MS
+from penstock.storage.metrics import KeptBudget, flow_scope, read_usage, scopes_of
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
@@ -115,4 +115,4 @@ def reset_usage(unit: Unit) -> None:
 
 def forget_usage(unit: Unit) -> None:
     """Forget sums that have not grown for a long time."""
-    unit.sql.execute(_sql["forget"], (unit.queue.key, unit.now_ms - unit.moment.hole[0] - KEPT_DAYS * DAY_MS))
+    unit.sql.execute(_sql["forget"], (unit.queue.key, unit.now_ms - unit.moment.hole[0] - USAGE_KEPT_MS))

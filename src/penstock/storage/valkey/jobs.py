@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
 from penstock.core.job import (
     DEFAULT_CONFLICT,
@@ -30,9 +31,6 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, damaged_failure
 from penstock.storage.valkey.replies import Arg
 
-# Trailing values equal to these are not stored. They are part of the format, and stay when the defaults of Options
-# change.
-_STORED_DEFAULTS: Final = ("", "", 3, 3, 3_600_000, 2_592_000_000, 0)
 # A process that keeps making new options must not fill its queues with headers: beyond this number, each record
 # carries its header.
 _MOST_REFERENCES: Final = 1000
@@ -98,8 +96,8 @@ def learn(reference: bytes, header: bytes) -> None:
 
 
 def _shortened(options: Options) -> list[Any]:
-    values = [getattr(options, name) for name in Options.__struct_fields__]
-    defaults = [*_STORED_DEFAULTS, Options().backoff]
+    """Return the options as a list, without trailing defaults."""
+    values, defaults = list(astuple(options)), astuple(DEFAULT_OPTIONS)
     while values and values[-1] == defaults[len(values) - 1]:
         values.pop()
     return values

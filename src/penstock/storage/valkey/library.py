@@ -1,8 +1,9 @@
 """The names of keys, and the function library: the ``.lua`` files of this package, joined behind one header.
 
-``lua/prelude.lua`` describes the keys. The names of the library and of its functions carry a hash of its content. So
-clients of two versions share a server during a rolling upgrade, each with its own library, and loading one twice does
-no harm. The files that verbs share come first; each verb's file is wrapped in a function.
+``lua/prelude.lua`` describes the keys. The lists that Lua shares with Python come first (``_lists``), then the files
+that verbs share; each verb's file is wrapped in a function. The names of the library and of its functions carry a hash
+of its content. So clients of two versions share a server during a rolling upgrade, each with its own library, and
+loading one twice does no harm.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+from msgspec.structs import asdict, fields
+
+from penstock.core.event import COLUMNS, Event
+from penstock.core.job import DEFAULT_OPTIONS, STAGED_FROM_MS, Extras, Options
 from penstock.core.outcome import FAILURE_TEXTS
+from penstock.storage.bounds import BOUNDS
+from penstock.storage.valkey.jobs import STATES
 from penstock.storage.valkey.replies import Caller, ReplyError
+from penstock.storage.values import QueueSettings
 
 DEFAULT_NAMESPACE: Final = "default"
 
@@ -116,16 +126,52 @@ def assemble(files: dict[str, str]) -> Library:
     """Return the library made of these Lua files (by name, without the suffix)."""
     verbs = sorted(name for name in files if name not in SHARED)
     body = "\n".join(
-        [_constants(), *(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)]
+        [_lists(), *(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)]
     )
     name = f"penstock_{hashlib.sha256((_HEADER + body).encode()).hexdigest()[:12]}"
     return Library(name, _HEADER.format(name=name) + body, tuple(sorted(set(_COMMAND.findall(body)))))
 
 
-def _constants() -> str:
-    """Return the texts that Lua shares with Python, as Lua: ``FAILURE_TEXTS.<type>``."""
-    rows = (f"  {name} = {json.dumps(text)}," for name, text in FAILURE_TEXTS.items())
-    return "\n".join(["local FAILURE_TEXTS = {", *rows, "}"])
+def _lists() -> str:
+    """Return the lists that Lua shares with Python, as Lua.
+
+    - ``STORED``: the places of stored options, by name, and their defaults; the types of the extras, by short name; the
+      columns of events that hold numbers; the defaults of a queue's settings.
+    - ``STATES``: the states, by letter. ``BOUNDS``: see ``storage.bounds``.
+    - ``FAILURE_TEXTS``: the messages of failures that a store creates, by type.
+    """
+    options = Options.__struct_fields__
+    event_types = {field.name: field.type for field in fields(Event)}
+    lists = {
+        "STORED": {
+            "options": {name: place for place, name in enumerate(options, 1)},
+            "defaults": [msgspec.to_builtins(getattr(DEFAULT_OPTIONS, name)) for name in options],
+            "extras": {field.encode_name: _lua_type(field.type) for field in fields(Extras)},
+            "numbers": {short: True for short, name in COLUMNS.items() if event_types[name] in (int, float)},
+            "settings": {name: bound for name, bound in asdict(QueueSettings()).items() if bound},
+        },
+        "STATES": STATES,
+        "BOUNDS": BOUNDS | {"STAGED_FROM_MS": STAGED_FROM_MS},
+        "FAILURE_TEXTS": FAILURE_TEXTS,
+    }
+    return "\n".join(f"local {name} = {_lua(value)}" for name, value in lists.items())
+
+
+def _lua(value: Any) -> str:
+    """Return a value as a Lua expression."""
+    match value:
+        case Mapping():
+            return f"{{ {', '.join(f'{name} = {_lua(part)}' for name, part in value.items())} }}"
+        case list():
+            return f"{{ {', '.join(map(_lua, value))} }}"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def _lua_type(hint: Any) -> str:
+    """Return the type that Lua gives to values with a Python type."""
+    scalars = {str: "string", int: "number", bool: "boolean"}
+    return scalars.get(hint, "table")
 
 
 @cache

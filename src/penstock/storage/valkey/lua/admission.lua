@@ -2,7 +2,7 @@
 
 -- Return how many members could be admitted at most, whatever they cost.
 function Groups.room(group)
-  local limit, room = group.limit, min(group.b, Groups.AT_ONCE)
+  local limit, room = group.limit, min(group.b, BOUNDS.ADMITTED_AT_ONCE)
   if room == 0 or Groups.why(group) then return 0 end
   if limit.concurrency > 0 then room = min(room, max(1, limit.concurrency - group.w - group.a - group.h)) end
   if limit.count > 0 then room = min(room, limit.count - group.starts - group.w) end
@@ -77,7 +77,7 @@ function Groups.fill(group)
     local why, at = Groups.why(group)
     local job = not why and Groups.head(group)
     if job then why, at = Groups.why(group, job) end
-    if why or not job or admitted == Groups.AT_ONCE then
+    if why or not job or admitted == BOUNDS.ADMITTED_AT_ONCE then
       group.next_look = why and (at or 0) or job and Q.now or 0
       break
     end

@@ -3,7 +3,7 @@
 -- A group is a run of events of one type: columns, each a list with a value per event, and common, the columns that have
 -- the same value for all of them. emit() writes any event; hot verbs write columns themselves.
 
-local NUMBERS = { inc = true, enq = true, run = true, tok = true, ms = true, wait = true, pri = true, size = true }
+local NUMBERS = STORED.numbers
 
 local function new_group(kind, common)
   local group = { kind = kind, n = 0, columns = {}, common = common }

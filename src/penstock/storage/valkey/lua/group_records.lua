@@ -12,8 +12,6 @@
 
 Groups.FORMAT = '>I4I4I4I4I6I6BI4I6I6I6I6I6'
 Groups.FRONT = -2 ^ 53
-Groups.AT_ONCE = 1000
-Groups.PER_CLAIM = 100
 
 function Groups.parse_limit(packed)
   local fields = decode(packed)

@@ -48,7 +48,7 @@ local function release_ended(release, id, record, static, moved)
   local finished, worker_length, header_length = unpack('>I6', record, 3), unpack('>BH', record, FLAGS_AT + 7)
   local header_at = WORKER_AT + worker_length
   local options = options_of(sub(record, header_at, header_at + header_length - 1))
-  local ttl = part == 'failed' and options.failure_ttl or options.result_ttl
+  local ttl = part == 'failed' and options.failure_ttl_ms or options.result_ttl_ms
   if finished + max(ttl, held_ms) <= Q.now then return false end
   if flags < 128 then
     hset('state', id, sub(record, 1, FLAGS_AT - 1) .. string.char(flags + 128) .. sub(record, FLAGS_AT + 1))

@@ -19,7 +19,7 @@ register('limit', function(keys, args)
   Groups.use(key == '' and 1 or 2)
   if key == '*' then
     Q.limits = {}
-    Groups.fill_from('', Groups.AT_ONCE)
+    Groups.fill_from('', BOUNDS.ADMITTED_AT_ONCE)
   elseif key == '' then
     Groups.reread(key).is_changed = true
     Q.wake = true

@@ -8,7 +8,7 @@ local function remembered(lane, number, repeated)
   local memo = call('HGET', K.meta, 'm:' .. lane)
   if not memo then return nil end
   local last, at = unpack('>I6I6', memo)
-  if last == tonumber(number) and at > Q.now - MINUTE then return sub(memo, 13) end
+  if last == tonumber(number) and at > Q.now - BOUNDS.MEMO_KEPT_MS then return sub(memo, 13) end
 end
 
 -- Keep the answer. close() writes it with the counters.
@@ -19,7 +19,7 @@ end
 local function forget_memos()
   local fields, old = call('HGETALL', K.meta), {}
   for i = 1, #fields, 2 do
-    if sub(fields[i], 1, 2) == 'm:' and select(2, unpack('>I6I6', fields[i + 1])) <= Q.now - MINUTE then
+    if sub(fields[i], 1, 2) == 'm:' and select(2, unpack('>I6I6', fields[i + 1])) <= Q.now - BOUNDS.MEMO_KEPT_MS then
       old[#old + 1] = fields[i]
     end
   end

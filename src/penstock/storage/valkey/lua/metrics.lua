@@ -13,11 +13,11 @@ local PLACES = { enqueued = 2, claimed = 3, completed = 4, failed = 5, expired =
 local WAIT, RUN = 7, 9
 
 local function begin()
-  local minute = floor(Q.now / MINUTE)
+  local minute = floor(Q.now / BOUNDS.MINUTE_MS)
   if Q.minute ~= '' then
     local sums = { unpack(MINUTE_FORMAT, Q.minute) }
     if sums[1] == minute then return sums end
-    call('HSET', K.metrics, sums[1] % 1440, Q.minute)
+    call('HSET', K.metrics, sums[1] % BOUNDS.DAY_MINUTES, Q.minute)
   end
   return { minute, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 end
@@ -51,7 +51,7 @@ end
 
 -- Count one enqueued job: only its count changes.
 function Metrics.add_one()
-  local number, minute = pack('>I4', floor(Q.now / MINUTE)), Q.minute
+  local number, minute = pack('>I4', floor(Q.now / BOUNDS.MINUTE_MS)), Q.minute
   if sub(minute, 1, 4) ~= number then minute = pack(MINUTE_FORMAT, spread(begin(), 1, 10)) end
   Q.minute = number .. pack('>I4', unpack('>I4', minute, 5) + 1) .. sub(minute, 9)
 end

@@ -94,7 +94,6 @@ local MINUTE_AT = 40
 -- doubt_until recheck_until follow
 local CLOCK = '>i6I6I6I6I6I6I6I6'
 local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
-local MINUTE = 60000
 
 local K -- the keys of this call, by part
 local Q = {} -- the facts of this call: now, seq, events, paused, waiters
@@ -137,8 +136,9 @@ end
 -- Queue time; docs/verbs.md describes it under Time. Every call that writes stores its clock reading and now; shift is the
 -- difference. It is 0 as long as the clock has always been regular; then most calls do nothing more.
 local Clock = {
-  NEAR = 10, APART = 1000, GAP = 10000, TERM = 30000, DOUBT = 15 * MINUTE, KEPT = 30 * 24 * 60 * MINUTE,
-  SET_BACK = MINUTE, RECHECK = 10 * MINUTE,
+  NEAR = BOUNDS.CLOCK_NEAR_MS, APART = BOUNDS.CLOCK_APART_MS, GAP = BOUNDS.CLOCK_GAP_MS, TERM = BOUNDS.CLOCK_TERM_MS,
+  DOUBT = BOUNDS.CLOCK_DOUBT_MS, KEPT = BOUNDS.CLOCK_LAG_KEPT_MS, SET_BACK = BOUNDS.CLOCK_SET_BACK_MS,
+  RECHECK = BOUNDS.CLOCK_RECHECK_MS, SLOWLY = BOUNDS.CLOCK_SLOWLY,
 }
 
 -- moved: how far tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep has
@@ -193,7 +193,7 @@ function Clock.advance(clock, last)
     if Q.shift - c.moved >= Clock.APART then c.follow, c.changed = 1, true end
     Q.shift = c.moved -- the clock has caught up
   elseif Q.shift ~= c.moved then -- shrink it by a hundredth of the elapsed time, without loss to rounding
-    local most = floor(clock / 100) - floor(seen / 100)
+    local most = floor(clock / Clock.SLOWLY) - floor(seen / Clock.SLOWLY)
     Q.shift = Q.shift - max(-most, min(most, Q.shift - c.moved))
   end
   if Q.shift == 0 and c.moved ~= 0 then Q.shift = 1 end
@@ -210,10 +210,10 @@ end
 -- Return the queue time at which the wall clock will show an instant: the difference shrinks until then.
 function Clock.when(instant)
   local ahead = Q.shift ~= 0 and Q.now - Clock.wall() or 0
-  if ahead > -Clock.APART and ahead < Clock.APART or instant >= 2 ^ 47 then return instant end
+  if ahead > -Clock.APART and ahead < Clock.APART or instant >= BOUNDS.STAGED_FROM_MS then return instant end
   local left = instant - Q.now + ahead
   if left <= 0 then return min(instant, Q.now) end
-  local shrunk = floor(left / 100)
+  local shrunk = floor(left / Clock.SLOWLY)
   return instant + (ahead > 0 and max(ahead - shrunk, 0) or min(ahead + shrunk, 0))
 end
 

@@ -9,16 +9,9 @@
 
 local AT_ONCE = 500
 local HEADS = 200
-local DAY = 86400000
 local NO_OPTIONS = '\144' -- an empty list: the defaults
 local BY_ID = { 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring', 'suspended',
   'held_completed', 'held_failed', 'held_cancelled', 'instants' }
-local OPTION_TYPES = { 'string', 'string', 'number', 'number', 'number', 'number', 'number' }
-local EXTRAS_TYPES = {
-  g = 'string', c = 'number', h = 'table', d = 'string', u = 'table', s = 'string', t = 'number', r = 'boolean',
-  st = 'string', sw = 'string', su = 'number', sr = 'string', so = 'boolean', sk = 'number', hd = 'table',
-  fl = 'string', dn = 'table', dl = 'boolean', dp = 'boolean', pr = 'string', sd = 'number', ur = 'number',
-}
 local SLOT_TYPES = { run_at = 'number', rule = 'string', run_id = 'string', write_id = 'string', listeners = 'table' }
 
 local function is_text(text)
@@ -45,10 +38,10 @@ local function examine_options(header)
   must(stored, 'the options are missing')
   local options = decode(stored)
   must(type(options) == 'table', 'the options are not a list')
-  for place, kind in ipairs(OPTION_TYPES) do
+  for place, default in ipairs(STORED.defaults) do
     local value = options[place]
-    must(value == nil or type(value) == kind, 'the options have a value of a wrong type')
-    must(kind ~= 'string' or is_text(value or ''), 'the options are not UTF-8')
+    must(value == nil or type(value) == type(default), 'the options have a value of a wrong type')
+    must(type(default) ~= 'string' or is_text(value or ''), 'the options are not UTF-8')
   end
 end
 
@@ -57,7 +50,7 @@ local function examine_extras(packed)
   must(type(extras) == 'table', 'the extras are not a map')
   for name, value in pairs(extras) do
     must(type(name) == 'string', 'the extras are not a map')
-    must(not EXTRAS_TYPES[name] or type(value) == EXTRAS_TYPES[name], 'the extras have a value of a wrong type')
+    must(not STORED.extras[name] or type(value) == STORED.extras[name], 'the extras have a value of a wrong type')
     must(type(value) ~= 'string' or is_text(value), 'the extras are not UTF-8')
   end
   for _, dependent in ipairs(extras.dn or {}) do must_be_texts(dependent, 3, 'a dependent cannot be read') end
@@ -209,9 +202,9 @@ end
 local function keep_long(job)
   local stored = byte(job.header, 1) == 0 and call('HGET', K.options, job.header) or job.header
   local options = decode(stored)
-  if (options[6] or DEFAULTS[6]) >= 30 * DAY then return end
-  for place = #options + 1, 5 do options[place] = DEFAULTS[place] end
-  options[6] = 30 * DAY
+  local place = STORED.options.failure_ttl_ms
+  if (options[place] or STORED.defaults[place]) >= BOUNDS.DAMAGED_KEPT_MS then return end
+  set_option(options, 'failure_ttl_ms', BOUNDS.DAMAGED_KEPT_MS)
   job.header = encode(options)
 end
 
@@ -425,7 +418,7 @@ register('quarantine', function(keys, args)
   local most, cursor, ids = tonumber(args[1]), candidates(args)
   local damaged = damaged_among(ids, args[4])
   local room = #damaged
-  if most > 0 then room = max(0, most - call('ZCOUNT', K.damaged_at, '(' .. digits(Q.now - MINUTE), '+inf')) end
+  if most > 0 then room = max(0, most - call('ZCOUNT', K.damaged_at, '(' .. digits(Q.now - BOUNDS.MINUTE_MS), '+inf')) end
   local done, untold = min(#damaged, room), {}
   for i = 1, done do
     local id, state, static, why = spread(damaged[i], 1, 4)

@@ -5,7 +5,7 @@
 --   flags         1 lifo, 2 priority, 4 ttl, 8 run_id, 16 write_id, 32 the header itself follows, 64 extras, 128 has_links:
 --                 transitions of the job concern other jobs, or consumers (Extras.has_links in core/job.py)
 --   header        a reference:6, a zero byte and a hash, its key in the options hash; or, with flag 32, length:2 and the
---                 header itself: MessagePack of core.job.Options without trailing defaults (DEFAULTS)
+--                 header itself: MessagePack of core.job.Options without trailing defaults
 --
 -- state record    state:1 settled_as:1 finished_at:6 token:6 inc:6 enqueued_at:6 claimed_at:6 runs:4
 --                 number:6 run_at:6 ready_at:6 expires_at:6 failures:4 stalls:4
@@ -27,9 +27,6 @@
 -- The static head of the state record (token to runs) and its tail (flags onwards) are placed for settle and claim: one
 -- unpack reads the head, and the tail is the same for all jobs of a batch.
 
-local STATES = {
-  s = 'scheduled', w = 'waiting', b = 'blocked', a = 'active', c = 'completed', f = 'failed', x = 'cancelled',
-}
 local ENDED = { c = true, f = true, x = true }
 local BLOCKED_BY = { g = 'group', h = 'children', i = 'signal' }
 local Groups = {} -- groups.lua
@@ -38,9 +35,8 @@ Groups.HOLDING = { g = 'k', h = 'm', i = 'l', s = 't', k = 'g', m = 'h', l = 'i'
 local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
 local FLAGS_AT, WORKER_AT = 69, 81
 local LIFO_TOP = 2 ^ 48 - 1
-local STAGED_FROM = 2 ^ 47 -- a run_at this late means staged (core/job.py)
+local STAGED_FROM = BOUNDS.STAGED_FROM_MS -- a run_at this late means staged
 local INLINE_RESULT = 128
-local DEFAULTS = { '', '', 3, 3, 3600000, 2592000000, 0 }
 
 local known_options, options_count = {}, 0
 
@@ -48,12 +44,19 @@ local function read_options(header)
   if byte(header, 1) == 0 then header = call('HGET', K.options, header) end
   local stored = decode(header)
   local options = {}
-  for place = 1, #DEFAULTS do
-    options[place] = stored[place] == nil and DEFAULTS[place] or stored[place]
+  for name, place in pairs(STORED.options) do
+    local value = stored[place]
+    if value == nil then value = STORED.defaults[place] end
+    options[name] = value
   end
-  options.task, options.version, options.attempts = options[1], options[2], options[3]
-  options.max_stalls, options.result_ttl, options.failure_ttl = options[4], options[5], options[6]
   return options
+end
+
+-- Set one of the stored options. Those before it must not be missing.
+local function set_option(stored, name, value)
+  local place = STORED.options[name]
+  for i = #stored + 1, place - 1 do stored[i] = STORED.defaults[i] end
+  stored[place] = value
 end
 
 -- Return the options of a header or reference. A reference is a hash of the content, so cached options stay valid.
@@ -131,7 +134,7 @@ local Holds = {}
 -- Return until when a finished job is kept.
 local function kept_until(job)
   local options = options_of(job.header)
-  local ttl = job.state == 'f' and options.failure_ttl or options.result_ttl
+  local ttl = job.state == 'f' and options.failure_ttl_ms or options.result_ttl_ms
   return job.finished + (job.has_links and max(ttl, Holds.ms(job)) or ttl)
 end
 

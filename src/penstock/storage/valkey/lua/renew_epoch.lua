@@ -39,7 +39,7 @@ end
 -- Return whether the server may lack the last writes of the one before. The time of the last event is known to the minute.
 local function may_lack(before, earlier, began)
   if sub(before, 41) == earlier then return true end
-  local last = Q.minute ~= '' and unpack('>I4', Q.minute) * MINUTE or 0
+  local last = Q.minute ~= '' and unpack('>I4', Q.minute) * BOUNDS.MINUTE_MS or 0
   return began >= 0 and Q.now - began >= last
 end
 

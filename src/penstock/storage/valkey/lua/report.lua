@@ -7,7 +7,7 @@
 -- arguments: id, number of the line, counting from 0 every line ever written, limit
 -- returns:   {number of the first line, number of lines ever written, lines}
 
-local LINES_KEPT = 1000
+local LINES_KEPT = BOUNDS.LOG_LINES_KEPT
 
 -- Append log lines. The kept lines have no gap: those before skipped lines are dropped.
 local function log(job, lines, skipped)

@@ -11,7 +11,6 @@
 --   those of claim
 
 local HEAD = 6
-local RESULT_TTL, FAILURE_TTL = 5, 6 -- their places in core.job.Options
 local COMPLETE, ACTIVE = 67, 97 -- the letters C and a
 
 -- Return the fields of a state record's tail, cached for the call: most jobs of a batch share it. common: what events of
@@ -21,10 +20,10 @@ local function tail_of(tails, tail)
   local header_at = WORKER_AT - FLAGS_AT + 1 + worker_length
   local options = options_of(sub(tail, header_at, header_at + header_length - 1))
   local known = {
-    result_ttl = options.result_ttl,
-    is_plain = not (bit_of(flags, 4) or bit_of(flags, 64)) and options.result_ttl > 0,
+    result_ttl = options.result_ttl_ms,
+    is_plain = not (bit_of(flags, 4) or bit_of(flags, 64)) and options.result_ttl_ms > 0,
     -- It has links, and its extras are those of the static record.
-    is_linked = bit_of(flags, 64) and not bit_of(flags, 4) and flags < 128 and options.result_ttl > 0,
+    is_linked = bit_of(flags, 64) and not bit_of(flags, 4) and flags < 128 and options.result_ttl_ms > 0,
     common = {
       task = options.task, ver = options.version, st = 'completed',
       w = sub(tail, WORKER_AT - FLAGS_AT + 1, header_at - 1),
@@ -131,11 +130,10 @@ local function put_back(job, kind, delay_ms, stage, signal, awaits)
 end
 
 -- Give the job a ttl of its own. This is rare, so the header moves into its record.
-local function keep_for(job, place, ttl)
+local function keep_for(job, name, ttl)
   need_static(job)
   local options = decode(byte(job.header, 1) == 0 and call('HGET', K.options, job.header) or job.header)
-  for i = #options + 1, place - 1 do options[i] = DEFAULTS[i] end
-  options[place] = ttl
+  set_option(options, name, ttl)
   job.header = encode(options)
   rewritten(job)
 end
@@ -148,7 +146,7 @@ local function fail(job, outcome)
   job.failures = job.failures + 1
   local group, row
   if final == 1 or job.failures >= options_of(job.header).attempts then
-    if has_ttl then keep_for(job, FAILURE_TTL, (unpack('>I6', outcome, 15))) end
+    if has_ttl then keep_for(job, 'failure_ttl_ms', (unpack('>I6', outcome, 15))) end
     group, row = finish(job, 'f', 'failed', true)
   else
     group, row = put_back(job, 'retrying', retry_in_ms)
@@ -177,7 +175,7 @@ local function apply(job, outcome)
   local kind = sub(outcome, 7, 7)
   if kind == 'C' or kind == 'K' then
     local result = sub(outcome, kind == 'K' and 14 or 8)
-    if kind == 'K' then keep_for(job, RESULT_TTL, (unpack('>I6', outcome, 8))) end
+    if kind == 'K' then keep_for(job, 'result_ttl_ms', (unpack('>I6', outcome, 8))) end
     set_result(job, result)
     local group, row = finish(job, 'c', 'completed', true)
     put(group, row, 'size', #result)

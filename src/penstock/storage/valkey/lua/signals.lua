@@ -4,7 +4,7 @@
 
 do
 
-local SIGNALS_KEPT = 100
+local SIGNALS_KEPT = BOUNDS.SIGNALS_KEPT
 local IN_USE = 16
 local UNKNOWN = 63 -- ?
 

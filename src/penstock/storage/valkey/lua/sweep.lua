@@ -4,7 +4,6 @@
 --   awaiting, the clock (Clock.wall), due schedulers: name, slot, spec, and so on, 1 if the outbox is not empty}
 -- events:    promoted, unblocked, stalled, failed, expired, cancelled, enqueued
 
-local HOUR = 3600000
 local ENTRIES_LOOKED_AT = 1000
 local HELD_LOOKED_AT = 40000
 local HELD = { 'held_completed', 'held_failed', 'held_cancelled' }
@@ -183,7 +182,7 @@ end
 local function forget_workers()
   local stored = call('HGETALL', K.workers)
   for i = 1, #stored, 2 do
-    if Clock.is_past(unpack('>I6', stored[i + 1]) + HOUR) then
+    if Clock.is_past(unpack('>I6', stored[i + 1]) + BOUNDS.WORKERS_KEPT_MS) then
       call('HDEL', K.workers, stored[i])
       call('HDEL', K.lives, stored[i])
     end

@@ -11,7 +11,6 @@ local promote_due, until_next, take, memo_of, reply_of_memo
 
 do
 
-local PROMOTED_PER_CLAIM = 1000
 local EXPIRED_PER_CLAIM = 10000
 
 -- Let up to limit due jobs enter waiting, and write them.
@@ -245,8 +244,8 @@ function take(worker, count, lease_ms)
     local over, wait = Usage.is_over('')
     if over then return { 2, wait, Q.now, 0, {}, {}, {} } end
   end
-  promote_due(PROMOTED_PER_CLAIM)
-  if bit_of(Q.uses, 2) then Groups.look_again(Groups.PER_CLAIM) end
+  promote_due(BOUNDS.PROMOTED_PER_CLAIM)
+  if bit_of(Q.uses, 2) then Groups.look_again(BOUNDS.GROUPS_PER_CLAIM) end
   local leases = new_leases(worker, lease_ms)
   if bit_of(Q.uses, 1) then return Groups.take(leases, count) end
   take_up_to(leases, count)

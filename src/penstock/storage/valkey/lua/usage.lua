@@ -3,7 +3,7 @@
 -- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/metrics.py reads it too. A budget is {micros, per_ms,
 -- base, since}: base is the sum at the beginning of its period, at the time since.
 
-Usage.BIT, Usage.KEPT, Usage.EXACT = 128, 30 * 24 * 3600000, 2 ^ 53
+Usage.BIT, Usage.EXACT = 128, 2 ^ 53
 
 function Usage.key(scope)
   return Q.prefix .. ':usage:' .. scope
@@ -120,7 +120,7 @@ end
 
 -- Forget sums that were not used for long; all of them, if now is given.
 function Usage.forget(now)
-  for _, scope in ipairs(call('ZRANGEBYSCORE', K.spent, '-inf', digits(now or Q.now - Clock.lag() - Usage.KEPT))) do
+  for _, scope in ipairs(call('ZRANGEBYSCORE', K.spent, '-inf', digits(now or Q.now - Clock.lag() - BOUNDS.USAGE_KEPT_MS))) do
     call('UNLINK', Usage.key(scope))
     call('ZREM', K.spent, scope)
   end

@@ -81,7 +81,7 @@ local function send_news()
       call('UNLINK', key)
       send('RPUSH', key, list)
     end
-    call('PEXPIRE', key, MINUTE)
+    call('PEXPIRE', key, BOUNDS.NEWS_KEPT_MS)
   end
   Q.news = {}
 end

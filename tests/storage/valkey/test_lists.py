@@ -1,0 +1,71 @@
+"""The lists that Python and Lua share: written once, and part of the storage format."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+from penstock.core.job import DAY_MS, HOUR_MS, Extras, Options
+from penstock.core.lifecycle import EventType, State
+from penstock.core.retry import Exponential
+from penstock.storage.valkey.jobs import STATES, parse_header, stored_options
+from penstock.storage.valkey.library import library
+
+FILES = {
+    entry.name: entry.read_text()
+    for entry in (resources.files("penstock.storage.valkey") / "lua").iterdir()
+    if entry.name.endswith(".lua")
+}
+
+
+def test_stored_options_leave_out_trailing_values_of_the_first_release() -> None:
+    first = Options("", "", 3, 3, HOUR_MS, 30 * DAY_MS, 0, Exponential())
+
+    assert stored_options(first).header == b"\x90"
+    assert parse_header(b"\x90") == first
+    assert stored_options(Options(task="send")).header == b"\x91\xa4send"
+
+
+def test_stored_options_keep_their_places() -> None:
+    names = (
+        "task",
+        "version",
+        "attempts",
+        "max_stalls",
+        "result_ttl_ms",
+        "failure_ttl_ms",
+        "timeout_ms",
+        "backoff",
+    )
+
+    assert Options.__struct_fields__[: len(names)] == names
+
+
+def test_every_option_and_every_extra_is_known_to_the_library() -> None:
+    lists = library().code.partition("local STORED = ")[2].partition("\n")[0]
+
+    assert all(re.search(rf"\b{name} = \d", lists) for name in Options.__struct_fields__)
+    assert all(re.search(rf'\b{name} = "', lists) for name in Extras.__struct_encode_fields__)
+
+
+def test_every_state_has_a_letter() -> None:
+    assert set(STATES.values()) == set(State)
+    assert len(STATES) == len(State)
+
+
+def test_the_library_emits_only_events_that_exist() -> None:
+    emitted = {
+        name
+        for text in FILES.values()
+        for name in re.findall(r"\b(?:emit|emit_queue|group_for)\('(\w+)'", text)
+    }
+
+    assert len(emitted) > 10
+    assert emitted <= {event.value for event in EventType}
+
+
+def test_headers_of_lua_files_name_only_events_that_exist() -> None:
+    for name, text in FILES.items():
+        named = re.findall(r"^-- events: +(.*(?:\n--   .*)*)", text, re.MULTILINE)
+        words = {word for line in named for word in re.findall(r"\b\w+ed\b|\bcancelling\b", line)}
+        assert words <= {event.value for event in EventType}, name
