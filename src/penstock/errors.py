@@ -138,7 +138,16 @@ class LeaseLost(PenstockError):
 
 
 class ResultTimeout(PenstockError, TimeoutError):
-    """The job did not finish before the timeout. The job goes on."""
+    """The job did not finish before the timeout. The job goes on.
+
+    ``started`` says whether it has run, ``workers`` how many workers of its queue are alive; ``None`` if the store did
+    not say.
+    """
+
+    def __init__(self, message: str, *, started: bool | None = None, workers: int | None = None) -> None:
+        super().__init__(message)
+        self.started = started
+        self.workers = workers
 
 
 class JobError(PenstockError):

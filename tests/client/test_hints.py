@@ -52,7 +52,7 @@ FORMS: dict[Kind, dict[str, Any]] = {
         (lambda: send.sync.options(eta=3), "task 'send' has no option 'eta'. Use 'run_at' instead."),
         (lambda: send.options(expires=3), "task 'send' has no option 'expires'. Use 'ttl' instead."),
         (lambda: send.options(task_id="a"), "task 'send' has no option 'task_id'. Use 'id' instead."),
-        (lambda: app.task(countdown=3), "a task has no option 'countdown'. Use task.options(delay=...)."),
+        (lambda: app.task(countdown=3), "a task has no option 'countdown'. Use 'delay' instead."),
         (
             lambda: app.task(bind=True),
             "a task has no option 'bind'. Annotate the first parameter with JobContext to get the job.",
@@ -118,7 +118,7 @@ FORMS: dict[Kind, dict[str, Any]] = {
         (
             lambda: app.task(bind=True, countdown=3),
             "a task has no options 'bind', 'countdown'. 'bind': Annotate the first parameter with JobContext to get "
-            "the job. 'countdown': Use task.options(delay=...).",
+            "the job. 'countdown': Use 'delay' instead.",
         ),
         (
             lambda: app.worker(pool="solo"),

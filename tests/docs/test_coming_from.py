@@ -30,8 +30,7 @@ from penstock import (
     Worker,
 )
 from penstock.client.admin import Settings
-from penstock.client.options import PLACEMENT, TASK
-from penstock.client.schedules import When
+from penstock.client.options import PLACEMENT, TASK, TIMES
 from penstock.storage import Storage
 from penstock.testing import harness
 from penstock.worker.options import WorkerOptions
@@ -144,7 +143,7 @@ def test_the_options_the_page_names_are_there() -> None:
     functions += [value for kind in faces for _, value in inspect.getmembers(kind, inspect.isroutine)]
     known = set().union(*(parameters(function) for function in functions))
     known |= TASK | PLACEMENT | WorkerOptions.__annotations__.keys() | Settings.__annotations__.keys()
-    known |= When.__annotations__.keys() | {"tokens", "usd"}  # what is used has any name
+    known |= TIMES | {"tokens", "usd"}  # what is used has any name
     named = {name for (name,) in written(r"(?<![\w.\"])([a-z_]+)=(?!=)")}
     assert len(named) > 60
     assert not named - known

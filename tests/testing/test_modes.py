@@ -314,7 +314,7 @@ async def test_inline_a_wait_for_a_result_lets_the_backoff_pass(app: App, way: s
             case "result":
                 assert await (await flaky.enqueue(7)).result() == 7
             case "call":
-                assert await flaky.call(7) == 7
+                assert await flaky.options(wait=None).call(7) == 7
             case _:
                 flow = await chain(flaky.job(7), double.partial()).enqueue()
                 assert await flow.result() == 14
@@ -335,7 +335,7 @@ async def test_inline_a_task_may_wait_for_another_that_is_retried(app: App) -> N
     @app.task
     async def outer() -> str:
         runs.append("outer")
-        return await flaky.call()
+        return await flaky.options(wait=None).call()
 
     async with harness(app, mode="inline"), asyncio.timeout(20):
         assert await outer.call() == "fine"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock import App, TaskOptions, Worker, WorkerOptions
-from penstock.client.options import DISPATCH, PLACEMENT, TREATMENT, DispatchOptions
+from penstock.client.options import DISPATCH, PLACEMENT, TIMES, TREATMENT, DispatchOptions
 from penstock.worker.options import WorkerSettings
 
 pytestmark = pytest.mark.timeout(400)
@@ -79,7 +79,11 @@ def test_every_planted_mistake_is_found_and_nothing_else(check: Checker, tmp_pat
 
 
 def test_the_lists_of_options_agree() -> None:
-    assert DISPATCH == TREATMENT | PLACEMENT | {"wait", "queue"} == frozenset(DispatchOptions.__annotations__)
+    assert (
+        DISPATCH
+        == TREATMENT | PLACEMENT | TIMES | {"wait", "queue"}
+        == frozenset(DispatchOptions.__annotations__)
+    )
     assert TaskOptions.__annotations__.keys() >= TREATMENT
 
 

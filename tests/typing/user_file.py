@@ -16,6 +16,7 @@ from penstock import (
     JobHandle,
     JobSpec,
     Middleware,
+    SchedulerInfo,
     Task,
     TaskOptions,
     WorkerOptions,
@@ -99,9 +100,13 @@ async def correct_calls() -> None:
         await send.enqueue_many([send.job("ada"), send.options(id="b").job("bob")]), list[JobHandle[int]]
     )
     await anything.enqueue(payload=3, table="t")
+    often = report.options(cron="0 3 * * *", tz="Europe/Berlin", priority=-1)
+    assert_type(await often.schedule("nightly", "may"), SchedulerInfo)
+    assert_type(await send.options(every="1h", wait=None).schedule("hourly", "ada", copies=2), SchedulerInfo)
 
 
 async def wrong_calls() -> None:
+    often_wrong = report.options(every="1h")
     await send.enqueue(5)  # wrong: type
     await send.enqueue()  # wrong: missing
     await send.enqueue("ada", "hello", 2)  # wrong: surplus
@@ -119,6 +124,12 @@ async def wrong_calls() -> None:
     await report.enqueue("may", "june")  # wrong: surplus
     await embed.enqueue(["one", "two"])  # wrong: type
     await store.enqueue({}, 5)  # wrong: type
+    await often_wrong.schedule("nightly", 5)  # wrong: type
+    await often_wrong.schedule("nightly")  # wrong: missing
+    await often_wrong.schedule(5, "may")  # wrong: the name
+    await report.schedule("nightly", "may", cron="@daily")  # wrong: an option among the arguments
+    report.options(every=["1h"])  # wrong: type
+    report.options(missed="later")  # wrong: value
     send.job(5)  # wrong: type
     send.job("ada", cpoies=3)  # wrong: misspelt
     await send.enqueue_many([("ada",)])  # wrong: a tuple
@@ -171,6 +182,7 @@ def correct_sync_calls() -> None:
     assert_type(add.sync.enqueue(1, 2).result(), int)
     assert_type(send.sync.call("ada"), int)
     assert_type(send.sync.options(id="a", wait="5s").call("ada"), int)
+    assert_type(report.sync.options(every="1h").schedule("hourly", "may"), SchedulerInfo)
     assert_type([job.id for job in add.sync.enqueue_many([add.job(1, 2)])], list[str])
 
 
@@ -182,6 +194,7 @@ def wrong_sync_calls() -> None:
     add.sync.call(1, "2")  # wrong: type
     add.sync.options(delay="5m").enqueue(1, "2")  # wrong: type
     add.sync.options(dleay="5m")  # wrong: misspelt
+    report.sync.options(every="1h").schedule("hourly", 5)  # wrong: type
     add.sync.enqueue_many([(1, 2)])  # wrong: a tuple
     add.sync.job(1, "2")  # wrong: type
     add.sync.delay(1, 2)  # wrong: a method of other queues
@@ -233,7 +246,7 @@ app.worker(queues=[1])  # wrong: type
 
 worker_options: WorkerOptions = {"concurrency": 10, "lease": "30s"}
 app.worker(**worker_options)
-task_options: TaskOptions = {"attempts": 3, "runner": "thread"}
+task_options: TaskOptions = {"attempts": 3, "runner": "thread", "wait": "5s", "headers": {"a": "b"}}
 
 
 @app.task(**task_options)
@@ -244,6 +257,10 @@ def chosen(n: int) -> int:
 @app.task(atempts=3)  # wrong: misspelt
 def misspelt(n: int) -> int:
     return n
+
+
+App("memory://", wait=[1])  # wrong: type
+App("memory://", id="a")  # wrong: an option of single jobs
 
 
 @app.task(runner="fiber")  # wrong: value

@@ -15,12 +15,14 @@ from penstock.client.hints import Hinting
 from penstock.client.imports import check_module, import_named, is_typed_in, source_of
 from penstock.client.middleware import AppHooks
 from penstock.client.options import (
+    DEFAULT_WAIT,
     DEFAULTS,
     PLACEMENT,
     TASK,
     BatchOptions,
     DefaultOptions,
     TaskOptions,
+    check_wait,
     listed,
     placed,
     placement,
@@ -110,6 +112,8 @@ class App(Hinting, AppHooks, AppSchedulers):
         """Backoff functions by name. Jobs carry only the name."""
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
+        self.wait = check_wait(defaults.get("wait", DEFAULT_WAIT))
+        """How long a call waits for its result, unless its task or its options say otherwise."""
         self._tasks: dict[str, Task[..., Any]] = {}
         AppHooks.__init__(self, max_payload=self.max_payload)
         AppSchedulers.__init__(self)
@@ -420,6 +424,7 @@ class App(Hinting, AppHooks, AppSchedulers):
             fields=placed(self._fields, {k: v for k, v in given.items() if k in PLACEMENT}),
             batching=batching,
             retry_on=resolve_retry_on(name, given.get("retry_on")),
+            wait=check_wait(given.get("wait", self.wait)),
         )
         self._tasks[name] = task
         return task

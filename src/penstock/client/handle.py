@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Never, TypeVar, cast
 
 from msgspec.structs import replace
 
-from penstock.client.causes import Reason
+from penstock.client.causes import Cause, Reason
 from penstock.client.events import EventTypes, Filter, job_events
 from penstock.client.hints import Hinting, refuse_keywords
 from penstock.client.info import Child, Field, JobInfo, add_children, read_children, ref_field
 from penstock.client.options import whole_number
+from penstock.client.situation import counted, live_workers
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_signal
 from penstock.core.units import Duration, describe, milliseconds
@@ -251,24 +252,47 @@ async def _deadline(
         async with asyncio.timeout(ms / 1000):
             yield
     except TimeoutError as error:
-        why = await _why(handle)
+        delay = await _delay(handle)
         raise ResultTimeout(
-            f"job {handle.id!r} of queue {handle.queue!r} did not finish within {describe(ms)}. {why}"
-            "The job goes on: wait for its result again, or cancel it."
+            f"job {handle.id!r} of queue {handle.queue!r} did not finish within {describe(ms)}. {delay.text}"
+            "The job goes on: wait for its result again, or cancel it.",
+            started=delay.started,
+            workers=delay.workers,
         ) from error
 
 
-async def _why(handle: JobHandle[Any]) -> str:
+class _Delay(NamedTuple):
+    """Why a job has not finished, whether it has run, and how many workers of its queue are alive."""
+
+    text: str = ""
+    started: bool | None = None
+    workers: int | None = None
+
+
+async def _delay(handle: JobHandle[Any]) -> _Delay:
     """Return why the job has not finished; empty if the store does not answer in time. Raise ``JobExpired``."""
     try:
         async with asyncio.timeout(_ASK_WHY_S):
             await _refuse_expired(handle)
-            reason, session = await handle.why(), await handle.source.app.session()
-            return f"{reason.text} {session.remedy or reason.remedy} ".replace("  ", " ")
+            info, session = await handle.get(), await handle.source.app.session()
+            reason = await info.why()
+            workers = len(live_workers(await session.storage.workers(handle.queue)))
     except JobExpired:
         raise
     except (PenstockError, TimeoutError):
-        return ""
+        return _Delay()
+    begun = "" if reason.kind == "active" else f"{_begun(info.runs, reason.kind, workers)} "
+    text = f"{reason.text} {session.remedy or reason.remedy} {begun}".replace("  ", " ")
+    return _Delay(text, info.runs > 0, workers)
+
+
+def _begun(runs: int, kind: Cause, workers: int) -> str:
+    """Return whether the job has run, and whether there are workers, unless the reason of that ``kind`` says so."""
+    begun = f"The job has started {counted(runs, 'time')}" if runs else "The job has not started"
+    if kind == "no worker":
+        return f"{begun}."
+    alive = f"{counted(workers, 'worker')} of its queue {'is' if workers == 1 else 'are'} alive"
+    return f"{begun}; {alive if workers else 'no worker of its queue is alive'}."
 
 
 async def _refuse_expired(handle: JobHandle[Any]) -> None:

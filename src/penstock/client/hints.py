@@ -72,8 +72,6 @@ OTHER_WAY: Final = {
     "on_success": "Use chain(first.job(...), next.partial()).",
     "on_failure": "Use @app.dead_letter(queue).",
     "unique": "Use task.options(id=...) or task.options(dedup=...): a known id or key is not enqueued twice.",
-    "cron": "Use @app.scheduled(cron=...) above @app.task.",
-    "every": "Use @app.scheduled(every=...) above @app.task.",
 }
 """Options of other queues that have no counterpart here, and what to do instead."""
 

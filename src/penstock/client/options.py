@@ -29,6 +29,7 @@ from penstock.core.job import (
 )
 from penstock.core.names import check_consumer, check_group, check_id, check_queue, uuid7
 from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
+from penstock.core.schedule import When
 from penstock.core.text import check_text, shown
 from penstock.core.units import MAX_MS, Duration, Size, milliseconds
 from penstock.errors import InvalidOption
@@ -37,13 +38,13 @@ OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
 # Users pass these on from optional arguments of their own, so None means unset.
 _NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
-_ALTERNATIVES: Final = {
-    "attempts": "max_retries",
-    "max_retries": "attempts",
-    "delay": "run_at",
-    "run_at": "delay",
-}
-_TIMES: Final = ("delay_ms", "run_at_ms")
+_ALTERNATIVES: Final = (
+    frozenset({"attempts", "max_retries"}),
+    frozenset({"delay", "run_at"}),
+    frozenset({"cron", "every", "after_completion"}),
+)
+"""Options that say the same in other ways: the nearest of a set replaces the others."""
+_TIMES: Final = frozenset({"delay_ms", "run_at_ms"})
 _EXTRAS: Final = ("group", "cost", "headers", "holds")
 
 
@@ -112,22 +113,38 @@ class JobOptions(Treatment, Placement, total=False):
 
 
 class CallOptions(JobOptions, total=False):
-    """The options of a call: those of a job, and ``wait``, the longest time to wait for it (default: no limit)."""
+    """The options of a call: those of a job, and ``wait``, the longest time to wait for it; ``None``: no limit.
+
+    The default is that of the task or the app, or 30 s.
+    """
 
     wait: Duration | None
 
 
-class DispatchOptions(CallOptions, total=False):
-    """The options of ``task.options(...)``: those of a job and of a call, and ``queue``."""
+class ScheduleOptions(JobOptions, When, total=False):
+    """The options of ``queue.schedule(name, payload, **options)``: those of a job, and its times."""
+
+
+class DispatchOptions(CallOptions, When, total=False):
+    """The options of ``task.options(...)``: those of a job and of a call, ``queue``, and the times of ``schedule``."""
 
     queue: str | None
 
 
 class DefaultOptions(Treatment, total=False):
-    """The defaults that an app or a task has for its jobs: treatment, ``priority`` and ``ttl``."""
+    """The defaults that an app or a task has for its jobs and calls: treatment, and what several jobs can share.
 
+    The nearest wins: ``task.options(...)``, then the task, then the app.
+    """
+
+    delay: Duration | None
     priority: int
+    lifo: bool
     ttl: Duration | None
+    on_conflict: OnConflict
+    headers: Mapping[str, str] | None
+    hold: Mapping[str, Duration] | None
+    wait: Duration | None
 
 
 class TaskOptions(DefaultOptions, total=False):
@@ -166,6 +183,8 @@ TASK: Final = frozenset(BatchOptions.__annotations__)
 DISPATCH: Final = frozenset(DispatchOptions.__annotations__)
 TREATMENT: Final = frozenset(Treatment.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
+TIMES: Final = frozenset(When.__annotations__)
+DEFAULT_WAIT: Final = "30s"
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) -> None:
@@ -187,6 +206,12 @@ def _instead(name: str, known: Collection[str]) -> str:
     is_about_jobs = "attempts" in known
     if is_about_jobs and (hint := option_hint(name, known, DISPATCH)):
         return hint
+    if is_about_jobs and name in TIMES:
+        if "runner" in known:
+            return f"Use @app.scheduled({name}=...) above @app.task."
+        return f"It belongs to schedules: task.options({name}=...).schedule(...), queue.schedule(..., {name}=...)."
+    if is_about_jobs and name == "wait":
+        return "It limits how long a call waits: task.options(wait=...).call(), or queue.call(payload, wait=...)."
     if is_about_jobs and name in TASK | {"queue"}:
         return f"It belongs to the task: @app.task({name}=...)."
     if is_about_jobs and name in DISPATCH:
@@ -247,13 +272,17 @@ def _in_flow(fields: dict[str, Any]) -> dict[str, Any]:
 
 def overridden(given: DispatchOptions, nearer: DispatchOptions) -> DispatchOptions:
     """Return ``given`` updated with ``nearer``, without options that ``nearer`` gives in another form."""
-    rest = {name: value for name, value in given.items() if _ALTERNATIVES.get(name) not in nearer}
+    replaced = frozenset().union(*(names for names in _ALTERNATIVES if not names.isdisjoint(nearer)))
+    rest = {name: value for name, value in given.items() if name not in replaced}
     return cast(DispatchOptions, {**rest, **nearer})
 
 
 def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with the placement options in ``given``. Raise as ``placement`` does."""
-    fields = {**base, **placement(given)}
+    own = placement(given)
+    if not _TIMES.isdisjoint(own):
+        base = {name: value for name, value in base.items() if name not in _TIMES}
+    fields = {**base, **own}
     dedup: Dedup | None = fields.get("dedup")
     if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_TIMES):
         fields["delay_ms"] = dedup.ttl_ms
@@ -289,6 +318,13 @@ def listed(name: str, value: Any, *, of: str) -> list[Any]:
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         raise InvalidOption(f"{name} must be a list of {of}, got {shown(value)}.")
     return list(value)
+
+
+def check_wait(value: Duration | None) -> Duration | None:
+    """Return ``value``, or raise ``InvalidOption`` if it is not a duration. ``None`` waits without a limit."""
+    if value is not None:
+        milliseconds(value, what="wait")
+    return value
 
 
 def epoch_ms(name: str, value: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -20,19 +20,22 @@ from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import Hinting
 from penstock.client.options import (
     PLACEMENT,
+    TIMES,
     TREATMENT,
     CallOptions,
     JobOptions,
+    ScheduleOptions,
     listed,
     placed,
     refuse_unknown,
     whole_number,
 )
-from penstock.client.schedules import QueueSchedulers, SchedulerInfo, When
+from penstock.client.schedules import QueueSchedulers, SchedulerInfo
 from penstock.client.task import JobSpec
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_id, check_task, check_worker, uuid7
 from penstock.core.outcome import Release
+from penstock.core.schedule import When
 from penstock.core.text import get_logger, shown
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidInput, InvalidOption, StorageError
@@ -202,11 +205,11 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         return await enqueue_many(self._source, jobs)
 
     async def call(self, payload: Any, *, task: str = "", **options: Unpack[CallOptions]) -> Any:
-        """Enqueue one payload and wait for its result; the option ``wait`` limits the wait.
+        """Enqueue one payload and wait for its result: for ``wait``, by default as long as the app says (30 s).
 
         Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
-        wait = options.pop("wait", None)
+        wait = options.pop("wait", self._source.app.wait)
         return await call(self._source, self._build(payload, task, options), wait)
 
     async def schedule(
@@ -216,10 +219,15 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         *,
         task: str = "",
         options: JobOptions | None = None,
-        **when: Unpack[When],
+        **given: Unpack[ScheduleOptions],
     ) -> SchedulerInfo:
-        """Enqueue this payload on a schedule. See ``app.schedule``; ``options`` are those of ``enqueue``."""
-        return await self._put_scheduler(name, self._build(payload, task, options or {}), when)
+        """Enqueue this payload on a schedule. See ``app.schedule``.
+
+        Takes the options of ``enqueue`` besides the times. They may also be in ``options``.
+        """
+        when = cast(When, {option: value for option, value in given.items() if option in TIMES})
+        own = {option: value for option, value in given.items() if option not in TIMES}
+        return await self._put_scheduler(name, self._build(payload, task, {**(options or {}), **own}), when)
 
     def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec[Any]:
         """Make one job for a flow, without enqueueing it. Takes the arguments of ``enqueue``."""

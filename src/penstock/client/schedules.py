@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypedDict, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypeVar, Unpack, get_args
 
 from msgspec.structs import replace
 
@@ -26,11 +26,12 @@ from penstock.core.schedule import (
     Plan,
     Schedule,
     Timing,
+    When,
     pack_plan,
     unpack_plan,
 )
 from penstock.core.text import shown
-from penstock.core.units import Duration, describe, milliseconds
+from penstock.core.units import describe, milliseconds
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.storage.values import NewScheduler
 
@@ -43,27 +44,6 @@ if TYPE_CHECKING:
 
 
 _FURTHEST: Final = 2**31 - 1
-
-
-class When(TypedDict, total=False):
-    """The times of a scheduler's jobs. Give exactly one of ``cron``, ``every`` and ``after_completion``.
-
-    - ``cron``: an expression of five fields, or six with seconds first, or a word such as ``@daily``, in the time zone
-      ``tz`` (default: UTC).
-    - ``every``: an interval from ``start``, or from the epoch: ``"1h"`` is on the hour, UTC.
-    - ``after_completion``: a delay after the previous job finishes in any state. The first job is enqueued immediately.
-    - ``start``, ``end``: the first and the last time, with a zone. ``limit``: the maximum number of slots.
-    - ``missed``: if no worker ran, ``"skip"`` fires only the newest missed slot, ``"catch_up"`` all, in order.
-    """
-
-    cron: str
-    tz: str
-    every: Duration
-    after_completion: Duration
-    start: datetime | None
-    end: datetime | None
-    limit: int | None
-    missed: Missed
 
 
 def read_schedule(when: When) -> Schedule:

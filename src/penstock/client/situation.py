@@ -149,12 +149,13 @@ async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] 
         limits=limits,
         budgets=budgets,
         workers=workers,
-        live=_live(workers),
+        live=live_workers(workers),
         active=active.jobs,
     )
 
 
-def _live(workers: Iterable[WorkerRecord]) -> list[dict[str, Any]]:
+def live_workers(workers: Iterable[WorkerRecord]) -> list[dict[str, Any]]:
+    """Return what each live worker says about itself, with its ``id``."""
     return [
         {"id": worker.id, **(msgspec.json.decode(worker.info) if worker.info else {})}
         for worker in workers

@@ -23,7 +23,7 @@ from penstock.client.limits import QueueLimits
 from penstock.client.loopthread import Face, as_sync, as_sync_iterator, run
 from penstock.client.options import DispatchOptions, JobOptions
 from penstock.client.queue import Queue
-from penstock.client.schedules import QueueSchedulers
+from penstock.client.schedules import QueueSchedulers, SchedulerInfo
 from penstock.client.search import Searching
 from penstock.client.subscription import Subscription, SubscriptionOptions
 from penstock.client.task import Dispatch, JobSpec
@@ -94,6 +94,10 @@ class SyncDispatch(Hinting, Face[Dispatch[P, R]], Generic[P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """See ``Dispatch.call``."""
         return run(self._target.call(*args, **kwargs))
+
+    def schedule(self, name: str, /, *args: P.args, **kwargs: P.kwargs) -> SchedulerInfo:
+        """See ``Dispatch.schedule``."""
+        return run(self._target.schedule(name, *args, **kwargs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
         """See ``Dispatch.job``."""

@@ -17,6 +17,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Unpack,
+    cast,
 )
 
 import msgspec
@@ -26,18 +27,29 @@ from penstock.client.codec import JobCodec, Raw, too_large
 from penstock.client.decorators import Batching
 from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import SAME_OPTION, Hinting
-from penstock.client.options import DISPATCH, DispatchOptions, listed, overridden, placed, refuse_unknown
+from penstock.client.options import (
+    DISPATCH,
+    TIMES,
+    DispatchOptions,
+    check_wait,
+    listed,
+    overridden,
+    placed,
+    refuse_unknown,
+)
 from penstock.client.signature import Signature
 from penstock.core.command import SandboxLimits, sandbox_limits
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue, uuid7
+from penstock.core.schedule import When
 from penstock.core.text import shown
-from penstock.core.units import milliseconds
+from penstock.core.units import Duration
 from penstock.errors import InvalidInput, InvalidOption
 
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import Serde
+    from penstock.client.schedules import SchedulerInfo
     from penstock.client.sync import SyncDispatch
 
 
@@ -128,8 +140,7 @@ class Dispatch(Hinting, Generic[P, R]):
     def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
         """Return the task with these options for the next jobs, besides those set before; see ``DispatchOptions``."""
         refuse_unknown(options, DISPATCH, where=f"task {shown(self.task.name)}")
-        if (wait := options.get("wait")) is not None:
-            milliseconds(wait, what="wait")
+        check_wait(options.get("wait"))
         given = overridden(self._given, options)
         queue, task = options.get("queue"), self.task
         return Dispatch(
@@ -160,10 +171,12 @@ class Dispatch(Hinting, Generic[P, R]):
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Enqueue one call and wait for its result: ``enqueue`` and ``result`` in one.
 
-        The option ``wait`` limits the wait: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the existing
+        It waits for 30 s, unless the task, the app or the option ``wait`` say otherwise:
+        ``add.options(wait="5s").call(1, 2)``; ``wait=None`` waits without a limit. A duplicate waits for the existing
         job; a cached result returns immediately. Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
-        result: R = await call(self._source, self._build(args, kwargs, "call"), self._given.get("wait"))
+        wait = self._given.get("wait", self.task.wait)
+        result: R = await call(self._source, self._build(args, kwargs, "call"), wait)
         return result
 
     async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
@@ -173,6 +186,16 @@ class Dispatch(Hinting, Generic[P, R]):
         written as a whole or not at all. Raises what ``enqueue`` raises; a note says how many jobs were written.
         """
         return await enqueue_many(self._source, self._new_jobs(jobs))
+
+    async def schedule(self, name: str, /, *args: P.args, **kwargs: P.kwargs) -> SchedulerInfo:
+        """Repeat a call: ``report.options(cron="0 3 * * *", tz="Europe/Berlin").schedule("nightly", "sales")``.
+
+        Takes the name of the scheduler, then exactly the function's arguments. The times are options; see ``When``.
+        See ``app.schedule``.
+        """
+        given = cast(When, {option: value for option, value in self._given.items() if option in TIMES})
+        job = JobSpec[R](self._source, self._build(args, kwargs, "schedule"), self)
+        return await self._source.app.schedule(name, job, **given)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
         """Make one job, for ``enqueue_many``, flows and schedules, without enqueueing it."""
@@ -205,6 +228,8 @@ class Dispatch(Hinting, Generic[P, R]):
         except InvalidInput as error:
             _explain(error, task, kwargs, method)
             raise
+        if self._given and method != "schedule":
+            _refuse_times(self._given, task, method)
         if len(payload) > self._max_payload:
             raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
         return self._place(payload)
@@ -282,6 +307,7 @@ class Task(Dispatch[P, R]):
         fields: Mapping[str, Any],
         batching: Batching | None = None,
         retry_on: tuple[type[BaseException], ...] | None = None,
+        wait: Duration | None = None,
     ) -> None:
         source = JobCodec(
             app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
@@ -301,6 +327,7 @@ class Task(Dispatch[P, R]):
         self.fields = fields
         self.batching = batching
         self.retry_on = retry_on
+        self.wait = wait
         self.source = source
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -345,12 +372,26 @@ def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any
         )
         if key in options or (meant and meant[0] in options):
             option = key if key in options else meant[0]
+            if option in TIMES and method != "schedule":
+                raise InvalidOption(
+                    f"{shown(key)} is not a parameter of {name}. Use {name}.options({option}=...).schedule(name, ...) "
+                    "to repeat the job."
+                ) from error
             raise InvalidOption(
                 f"{shown(key)} is not a parameter of {name}. Options go to options(...): "
                 f"{name}.options({option}=...).{method}(...)."
             ) from error
     if method == "job" and "Missing" in str(error):
         error.add_note(f"If a flow is to pass a result as the first argument, use {name}.partial(...).")
+
+
+def _refuse_times(given: Mapping[str, Any], task: Task[..., Any], method: str) -> None:
+    """Raise ``InvalidOption`` if the options have the times of a schedule, for a method that makes a single job."""
+    for name in TIMES & given.keys():
+        raise InvalidOption(
+            f"{name}={shown(given[name])} says when the jobs of a schedule are due, and {method} makes one job. Use "
+            f"{task.name}.options({name}=...).schedule(name, ...); for one job later, options(delay=...)."
+        )
 
 
 def resolve_runner(name: str, func: Callable[..., Any], requested: str) -> Runner:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -21,6 +21,7 @@ from cronsim import CronSim, CronSimError
 
 from penstock.core.job import NewJob
 from penstock.core.text import shown
+from penstock.core.units import Duration
 from penstock.errors import InvalidOption
 
 Missed = Literal["skip", "catch_up"]
@@ -155,6 +156,27 @@ class Schedule(msgspec.Struct, frozen=True):
 
     def _bounded(self, slot_ms: int | None) -> int | None:
         return None if slot_ms is None or (self.end_ms and slot_ms > self.end_ms) else slot_ms
+
+
+class When(TypedDict, total=False):
+    """The times of a scheduler's jobs. Give exactly one of ``cron``, ``every`` and ``after_completion``.
+
+    - ``cron``: an expression of five fields, or six with seconds first, or a word such as ``@daily``, in the time zone
+      ``tz`` (default: UTC).
+    - ``every``: an interval from ``start``, or from the epoch: ``"1h"`` is on the hour, UTC.
+    - ``after_completion``: a delay after the previous job finishes in any state. The first job is enqueued immediately.
+    - ``start``, ``end``: the first and the last time, with a zone. ``limit``: the maximum number of slots.
+    - ``missed``: if no worker ran, ``"skip"`` fires only the newest missed slot, ``"catch_up"`` all, in order.
+    """
+
+    cron: str
+    tz: str
+    every: Duration
+    after_completion: Duration
+    start: datetime | None
+    end: datetime | None
+    limit: int | None
+    missed: Missed
 
 
 class Plan(msgspec.Struct, frozen=True):
