@@ -8,6 +8,8 @@
     │   ├── InvalidOption                 an unknown option, or an invalid value
     │   ├── CostTooHigh                   a job that costs more than the bucket of its group can hold
     │   ├── PayloadTooLarge               a payload or result over the limit
+    │   ├── BadKey                        a key of a row on Spark that cannot identify a job
+    │   ├── BadRow                        a row on Spark that cannot become a job
     │   └── SerializationError            a value that cannot be encoded, or bytes that cannot be decoded
     ├── UnknownTask (LookupError)         no task of that name is registered here
     ├── StorageError                      the store did not carry out a call
@@ -32,6 +34,11 @@
     │   ├── SandboxCrashed                its process crashed, exited or was killed
     │   ├── MemoryLimitExceeded           it exceeded the task's ``memory``
     │   └── CpuLimitExceeded              it exceeded the task's ``cpu_time``
+    ├── OutputBusy                        another run of ``process`` is writing to the output
+    ├── OutputLost                        the run was away for too long, and another took over its output
+    ├── TooManyFailures                   more rows failed than the run allows
+    ├── ArchiveTorn                       the archive differs from what the store had
+    ├── FleetFailed                       the workers on Spark's executors could not start, or gave up
     └── Verdict                           raised *by handlers* to decide how the job goes on
         ├── Unrecoverable                 fail now, even if attempts are left
         ├── Retry                         count a failure, and run again at a given time
@@ -73,6 +80,14 @@ class PayloadTooLarge(InvalidInput):
 
 class SerializationError(InvalidInput):
     """A value that cannot be encoded, or stored bytes that cannot be decoded to the requested type."""
+
+
+class BadKey(InvalidInput):
+    """A key that cannot identify a job: it is null, or its type has no canonical form."""
+
+
+class BadRow(InvalidInput):
+    """A row that cannot become a job."""
 
 
 class UnknownTask(PenstockError, LookupError):
@@ -211,6 +226,30 @@ class MemoryLimitExceeded(SandboxError):
 
 class CpuLimitExceeded(SandboxError):
     """The run used more processor time than its task allows."""
+
+
+# Data pipelines on Spark
+
+
+class ArchiveTorn(PenstockError):
+    """The archive differs from what the store had."""
+
+
+class OutputBusy(PenstockError):
+    """Another run is writing to the output."""
+
+
+class OutputLost(PenstockError):
+    """The run lost its lease on the output: it was away for too long, and another run took over."""
+
+
+class TooManyFailures(PenstockError):
+    """More rows failed than ``max_failures`` or ``max_failure_rate`` allows. Finished rows are in the output."""
+
+
+class FleetFailed(PenstockError):
+    """Spark gave up the fleet, its workers could not start, or they took its driver for dead. Other workers take over
+    the jobs that were running."""
 
 
 class Verdict(PenstockError):

@@ -14,9 +14,9 @@ import penstock.spark as ps
 from penstock import App, InvalidOption, StorageError
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
+from penstock.errors import FleetFailed
 from penstock.spark import executors
 from penstock.spark.driver_lease import LEASE_MS, LeaseCheck
-from penstock.spark.errors import FleetFailed
 from penstock.spark.executor_task import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
 from penstock.spark.store import Store

@@ -16,8 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock.spark as ps
-from penstock.errors import InvalidInput
-from penstock.spark.errors import TooManyFailures
+from penstock.errors import InvalidInput, TooManyFailures
 from penstock.spark.processing import running
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.inputs import delta_dataframe

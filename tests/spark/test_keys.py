@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.errors import BadKey
+from penstock.errors import BadKey
 from penstock.spark.rows import row_id_maker
 from tests.spark.test_process import do, load_tasks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ import penstock.spark as ps
 from penstock.core.job import NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark import archive_tasks, archiving, publishing
+from penstock.errors import ArchiveTorn, InvalidInput, InvalidOption, OutputLost
+from penstock.spark import archiving, operate, publishing
 from penstock.spark.archiving import ArchiveTable, Journal
-from penstock.spark.errors import ArchiveTorn, OutputLost
 from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take, Unchanged
 from tests.slow.drivers import let_leases_end
@@ -117,7 +117,7 @@ def test_an_archive_that_is_killed_loses_nothing_and_copies_nothing_twice(
 
     # The journal is written, and nothing freed.
     with monkeypatch.context() as patch:
-        patch.setattr(archiving._Transfer, "_count_verdicts", die)
+        patch.setattr(archiving, "count_verdicts", die)
         with pytest.raises(Killed):
             ps.archive(spark, url, "mail", output, older_than=0)
     assert ask(url, lambda storage: storage.counts("mail")).completed == 6
@@ -156,7 +156,7 @@ def test_a_torn_row_that_a_killed_archive_has_left_is_copied_anew(
     output = tmp_path / "kept"
 
     with monkeypatch.context() as patch:
-        patch.setattr(archiving._Transfer, "_count_verdicts", die)
+        patch.setattr(archiving, "count_verdicts", die)
         with pytest.raises(Killed):
             ps.archive(spark, url, "mail", output, older_than=0)
     (journal,) = (str(path) for path in (output / "_penstock_archive").glob("*/*"))
@@ -237,7 +237,7 @@ def test_what_cannot_be_archived_is_refused_and_what_was_not_copied_well_is_not_
         ps.archive(spark, url, "mail", tmp_path / "other")
     young = ps.archive(spark, url, "mail", tmp_path / "kept", older_than="1h")
     assert (young.archived, young.kept) == (0, 0)
-    monkeypatch.setattr(archiving._Transfer, "_count_verdicts", lambda *_: {"same": 1, "torn": 1})
+    monkeypatch.setattr(archiving, "count_verdicts", lambda *_: Counter(same=1, torn=1))
     with pytest.raises(ArchiveTorn, match="removed and archived nothing"):
         ps.archive(spark, url, "mail", tmp_path / "kept", older_than=0)
     assert ask(url, lambda storage: storage.counts("mail")).completed == 2
@@ -249,8 +249,8 @@ def test_a_row_that_is_not_what_the_store_has_is_torn(url: str) -> None:
     (job,) = ask(url, lambda storage: storage.get("mail", ["c0"]))
     assert job is not None
     copy = Unchanged(job.id, job.incarnation, job.finished_at_ms)
-    assert archive_tasks._verdict(job, copy, job.payload, job.result) == "same"
-    assert archive_tasks._verdict(job, copy, job.payload, b"3") == "torn"
-    assert archive_tasks._verdict(job, copy._replace(finished_at_ms=1), job.payload, b"3") == "changed"
-    assert archive_tasks._verdict(job, copy._replace(incarnation=99), job.payload, job.result) == "gone"
-    assert archive_tasks._verdict(None, copy, job.payload, job.result) == "gone"
+    assert operate._verdict(job, copy, job.payload, job.result) == "same"
+    assert operate._verdict(job, copy, job.payload, b"3") == "torn"
+    assert operate._verdict(job, copy._replace(finished_at_ms=1), job.payload, b"3") == "changed"
+    assert operate._verdict(job, copy._replace(incarnation=99), job.payload, job.result) == "gone"
+    assert operate._verdict(None, copy, job.payload, job.result) == "gone"

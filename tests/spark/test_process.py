@@ -15,10 +15,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import penstock.spark as ps
 from penstock.client.admin import end_leases
 from penstock.core.outcome import Fail, Failure
-from penstock.errors import InvalidInput, StorageError
+from penstock.errors import FleetFailed, InvalidInput, OutputBusy, OutputLost, StorageError, TooManyFailures
 from penstock.spark import driver_lease
 from penstock.spark.driver_lease import OutputLease, output_identity, output_name
-from penstock.spark.errors import FleetFailed, OutputBusy, OutputLost, TooManyFailures
 from penstock.spark.processing import collector, running
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.workers import RunWorkers

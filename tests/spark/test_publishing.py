@@ -11,8 +11,7 @@ from pyspark.sql import SparkSession
 
 import penstock.spark as ps
 from penstock.spark.processing.ledger import Ledger
-from penstock.spark.publishing import STAGING, NameTaken, append_files, append_table
-from penstock.spark.uncached_read import fresh_path, fresh_table
+from penstock.spark.publishing import STAGING, NameTaken, append_files, append_table, fresh_path, fresh_table
 from tests.spark.test_process import calls, do, numbers, tasks  # noqa: F401
 
 

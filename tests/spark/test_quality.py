@@ -10,8 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.errors import TooManyFailures
+from penstock.errors import InvalidInput, InvalidOption, TooManyFailures
 from penstock.spark.processing.progress import Tally
 from penstock.spark.processing.result import open_expectations
 from penstock.spark.processing.running import Limits

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.errors import FleetFailed
+from penstock.errors import FleetFailed
 from penstock.spark.processing import running
 from penstock.spark.processing.progress import Tally, open_progress
 from penstock.spark.processing.workers import RunWorkers

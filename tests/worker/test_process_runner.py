@@ -18,7 +18,7 @@ from penstock.core.verdict import Abort
 from penstock.errors import InvalidOption
 from penstock.worker.run import Run
 from penstock.worker.runners import process
-from penstock.worker.runners.messages import Done, Raised, Request
+from penstock.worker.runners.child import Done, Raised, Request
 from penstock.worker.runners.process import ChildProcess
 from tests.worker import process_tasks as tasks
 from tests.worker.conftest import until, working

@@ -13,11 +13,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.bulk import Totals, enqueue_lines
 from penstock.cli.connect import import_app, is_local, note_on_second_store, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.jobview import cut, title
-from penstock.cli.newjobs import NewJobs
+from penstock.cli.newjobs import NewJobs, Totals, enqueue_lines
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     OPEN,

@@ -9,12 +9,12 @@ from penstock.cli.output import in_one_line
 from penstock.errors import (
     InvalidInput,
     JobNotFound,
+    OutputBusy,
     PenstockError,
     ResultTimeout,
     StorageError,
     UnknownTask,
 )
-from penstock.spark.errors import OutputBusy
 
 _EXTRAS: Final = {
     "click": "cli",

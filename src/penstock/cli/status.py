@@ -1,4 +1,4 @@
-"""``penstock status`` and ``penstock workers``: the queues, their jobs, and the workers of a store."""
+"""``penstock status``, ``workers`` and ``top``: the queues, their jobs, and the workers of a store."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from penstock.core.job import Job
     from penstock.storage.contract import Storage
 
+
+import sys
+
+from penstock.cli.errors import CommandLineError, ExitCode
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
 # A narrow terminal drops empty columns first, then these in order. Jobs that do not move are more urgent than
@@ -379,3 +383,36 @@ def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
     ]
     empty = f"no worker runs: {worker_command()} starts one"
     print_table(_WORKER_COLUMNS, rows, empty=empty, spare=("host", "pid", "seen", "queues"))
+
+
+_SUMMARY: Final = "Show queues, workers and jobs on one screen, with keys to act on them."
+KEYS: Final = """\
+up, down       choose a job
+left, right    show the jobs of another state
+enter          show the job: its facts, timeline and log
+r              retry it
+c              cancel it
+x              remove it
+p              pause or resume its queue
+P              pause or resume all queues
+tab            move to the queues; enter shows one of them
+esc            go back to all jobs
+?              show these keys
+q              quit"""
+
+
+@command("top", help=f"{_SUMMARY}\n\n\b\n{KEYS}")
+@every_option
+@click.pass_obj
+def top(flags: Flags, /, *, every: float) -> None:
+    """Open the screen until the user quits."""
+    if not at_terminal() or not sys.stdin.isatty():
+        raise CommandLineError(
+            "top needs a terminal. In a pipe, use: penstock status --watch", ExitCode.USAGE
+        )
+    settings = Settings(flags)
+
+    # Imported here, so that other commands start without textual.
+    from penstock.cli.topscreen import TopScreen
+
+    run_with_app(settings, lambda app: TopScreen(app, every=every).run_async())

@@ -19,8 +19,7 @@ from penstock.cli.jobs import Reasons, read_reasons
 from penstock.cli.jobview import BRIEF, SPARE, brief, facts, short_ids, timeline
 from penstock.cli.operate import said
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
-from penstock.cli.status import read_halts, read_status, workers_line
-from penstock.cli.top import KEYS
+from penstock.cli.status import KEYS, read_halts, read_status, workers_line
 from penstock.cli.waiting import LogFollower, unkept
 from penstock.client.situation import at_second
 from penstock.client.why import explain

@@ -24,24 +24,24 @@ from pyspark.sql import functions as F
 from penstock.core.lifecycle import State
 from penstock.core.names import check_queue, uuid7
 from penstock.core.units import Duration, milliseconds
-from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.archive_tasks import COLUMNS, COMPARED, Source, compare_rows, drop_torn, remove_jobs
+from penstock.errors import ArchiveTorn, InvalidInput, InvalidOption, OutputLost
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
 from penstock.spark.driver_lease import LeaseCheck, OutputLease, output_identity
-from penstock.spark.errors import ArchiveTorn, OutputLost
+from penstock.spark.operate import COLUMNS, Source, count_verdicts, drop_torn, remove_jobs
 from penstock.spark.options import namespace_of
 from penstock.spark.publishing import (
     STAGING,
     append_files,
     append_table,
     commit_name,
+    fresh_path,
+    fresh_table,
     last_commit,
     list_folder,
     refuse_pattern,
     remove_folder,
 )
 from penstock.spark.store import Store, url_for_executors
-from penstock.spark.uncached_read import fresh_path, fresh_table
 
 # Spark ignores names that begin with an underscore.
 _FOLDER: Final = "_penstock_archive"
@@ -315,7 +315,7 @@ class _Transfer:
             self._check_held()
             raise
         kept = left().count()
-        if kept and self._count_verdicts(left()).get("gone", 0):
+        if kept and count_verdicts(left(), self._source)["gone"]:
             raise ArchiveTorn(
                 f"some jobs that were removed from the store are not in {self._table.output}. They are in the journal: "
                 "call archive again to move them."
@@ -335,19 +335,13 @@ class _Transfer:
     def _compare(self, rows: DataFrame) -> int:
         """Return the number of rows. Raise ``ArchiveTorn`` if one differs from its job although the job has not
         changed; clear the journal first, so that the next call starts over."""
-        verdicts = self._count_verdicts(rows)
-        if torn := verdicts.get("torn", 0):
+        verdicts = count_verdicts(rows, self._source)
+        if torn := verdicts["torn"]:
             self._journal.clear()
             raise ArchiveTorn(
                 f"{torn} jobs in {self._journal.folder} differ from the store. This call removed and archived nothing."
             )
         return sum(verdicts.values())
-
-    def _count_verdicts(self, rows: DataFrame) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for row in rows.mapInArrow(compare_rows(self._source), COMPARED).collect():
-            counts[row["verdict"]] = counts.get(row["verdict"], 0) + row["count"]
-        return counts
 
     def _without_archived(self, rows: DataFrame) -> DataFrame:
         archived = self._table.read()

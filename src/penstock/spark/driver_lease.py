@@ -25,8 +25,7 @@ from penstock.core.lifecycle import State
 from penstock.core.names import uuid7
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome
 from penstock.core.text import get_logger
-from penstock.errors import StorageError
-from penstock.spark.errors import OutputBusy
+from penstock.errors import OutputBusy, StorageError
 from penstock.spark.publishing import local_path
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage

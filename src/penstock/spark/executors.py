@@ -29,9 +29,8 @@ from penstock.core.names import uuid7
 from penstock.core.outcome import Release
 from penstock.core.text import get_logger
 from penstock.core.units import Duration, milliseconds
-from penstock.errors import InvalidOption
+from penstock.errors import FleetFailed, InvalidOption
 from penstock.spark.driver_lease import LEASE_MS, DriverLease
-from penstock.spark.errors import FleetFailed
 from penstock.spark.executor_task import REPORT, Assignment, work
 from penstock.spark.store import Store, shared_url
 from penstock.storage.values import Settlement, Take

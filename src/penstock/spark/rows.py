@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 
 from penstock.client.options import placed
 from penstock.core.job import DEFAULT_OPTIONS, NewJob, Options
-from penstock.errors import InvalidInput, InvalidOption, PayloadTooLarge
+from penstock.errors import BadKey, BadRow, InvalidInput, InvalidOption, PayloadTooLarge
 from penstock.spark.cells import Unreadable, column_values, not_finite, plain_decimal
-from penstock.spark.errors import BadKey, BadRow
 
 _DIGEST: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

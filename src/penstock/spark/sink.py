@@ -23,9 +23,8 @@ from penstock.client.task import Task
 from penstock.core.job import DAY_MS, DEFAULT_OPTIONS, Enqueued, NewJob, Options
 from penstock.core.names import uuid7
 from penstock.core.outcome import Complete
-from penstock.errors import InvalidOption, JobNotFound
+from penstock.errors import BadRow, InvalidOption, JobNotFound
 from penstock.spark.columntypes import check_columns
-from penstock.spark.errors import BadRow
 from penstock.spark.options import WriteOptions, namespace_of
 from penstock.spark.rows import Layout, Refused, new_jobs
 from penstock.spark.store import Store

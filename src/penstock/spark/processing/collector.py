@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from penstock.core.job import EMPTY_EXTRAS, Job
 from penstock.core.lifecycle import State
 from penstock.core.limits import MILLION
+from penstock.errors import OutputLost
 from penstock.spark.driver_lease import OutputLease
-from penstock.spark.errors import OutputLost
 from penstock.spark.processing.enqueue import Batch, has_begun, rows_of
 from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.progress import Tally

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput
-from penstock.spark.uncached_read import fresh_path
+from penstock.spark.publishing import fresh_path
 
 # Keep columns that are null everywhere. Spark would cut times to milliseconds, and old time zones to minutes.
 JSON_OPTIONS: Final = {

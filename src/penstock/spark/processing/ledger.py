@@ -41,11 +41,12 @@ from penstock.spark.publishing import (
     commit_name,
     compact_files,
     finish_compaction,
+    fresh_path,
+    fresh_table,
     last_commit,
     list_folder,
     refuse_pattern,
 )
-from penstock.spark.uncached_read import fresh_path, fresh_table
 
 _TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
 

@@ -18,10 +18,9 @@ from pyspark.sql.types import NullType, StructType
 from penstock.client.task import Task
 from penstock.core.names import uuid7
 from penstock.core.text import get_logger
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidInput, InvalidOption, OutputLost, TooManyFailures
 from penstock.spark.columntypes import check_columns
 from penstock.spark.driver_lease import OutputLease, output_identity, output_name
-from penstock.spark.errors import OutputLost, TooManyFailures
 from penstock.spark.options import namespace_of
 from penstock.spark.processing.collector import Collector
 from penstock.spark.processing.enqueue import Batch, Intake
@@ -33,10 +32,17 @@ from penstock.spark.processing.result import Expected, Processed, RunTables
 from penstock.spark.processing.running import Limits, Run
 from penstock.spark.processing.types import fit, value_type
 from penstock.spark.processing.workers import RunWorkers
-from penstock.spark.publishing import STAGING, NameTaken, refuse_pattern, remove_folder, with_micros
+from penstock.spark.publishing import (
+    STAGING,
+    NameTaken,
+    fresh_path,
+    fresh_table,
+    refuse_pattern,
+    remove_folder,
+    with_micros,
+)
 from penstock.spark.rows import Layout
 from penstock.spark.store import Store, shared_url
-from penstock.spark.uncached_read import fresh_path, fresh_table
 
 logger = get_logger("penstock.spark")
 

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.core.limits import MILLION
+from penstock.errors import TooManyFailures
 from penstock.spark.driver_lease import OutputLease, noted_interrupts
-from penstock.spark.errors import TooManyFailures
 from penstock.spark.processing.collector import MAX_REMEMBERED, Collector
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.ledger import Ledger, latest

@@ -27,8 +27,7 @@ from penstock.client.app import App
 from penstock.client.imports import is_typed_in, locate
 from penstock.client.task import Task
 from penstock.core.text import StderrLog, get_logger, is_about_run, log_to_stderr
-from penstock.errors import InvalidOption
-from penstock.spark.errors import FleetFailed
+from penstock.errors import FleetFailed, InvalidOption
 from penstock.spark.executors import Fleet, fleet, slots
 from penstock.spark.store import shared_url
 

@@ -27,8 +27,17 @@ from typing import Final
 from penstock.core.command import SandboxLimits
 from penstock.core.units import describe_size
 from penstock.errors import MemoryLimitExceeded
-from penstock.worker.runners.child import WorkerLink, end_with_parent, perform
-from penstock.worker.runners.messages import Done, Raised, Ready, Request, decode_request, raised
+from penstock.worker.runners.child import (
+    Done,
+    Raised,
+    Ready,
+    Request,
+    WorkerLink,
+    decode_request,
+    end_with_parent,
+    perform,
+    raised,
+)
 
 _LIMITS_MEMORY: Final = sys.platform == "linux"
 

@@ -21,8 +21,7 @@ from penstock.core.verdict import Undecodable
 from penstock.errors import InvalidOption
 from penstock.worker.context import JobUpdate, context_of
 from penstock.worker.run import Call, EncodedResult, Run
-from penstock.worker.runners.child import serve
-from penstock.worker.runners.messages import (
+from penstock.worker.runners.child import (
     Discarded,
     Done,
     Message,
@@ -31,6 +30,7 @@ from penstock.worker.runners.messages import (
     Request,
     decode_message,
     encode,
+    serve,
 )
 from penstock.worker.runners.thread import ThreadRunner
 

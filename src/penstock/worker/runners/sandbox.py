@@ -20,7 +20,7 @@ from penstock.core.units import describe, describe_size
 from penstock.errors import CpuLimitExceeded, InvalidOption, SandboxCrashed, SandboxError
 from penstock.worker.context import context_of
 from penstock.worker.run import Call, EncodedResult, Run
-from penstock.worker.runners.messages import Done, Raised, Ready, Request
+from penstock.worker.runners.child import Done, Raised, Ready, Request
 from penstock.worker.runners.process import (
     LOOK_EVERY_S,
     SPAWN,
