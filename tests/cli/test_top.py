@@ -13,6 +13,7 @@ from penstock import App
 from penstock.cli.output import sparkline
 from penstock.cli.topscreen import Confirm, Details, Help, TopScreen
 from penstock.core.job import Options
+from penstock.core.lifecycle import State
 from penstock.core.outcome import Fail, Failure
 from penstock.errors import StorageUnavailable
 from penstock.storage.values import Settlement, Take
@@ -47,6 +48,12 @@ class Screen:
     def rows(self, table: str = "jobs") -> list[list[str]]:
         shown = self.top.query_one(f"#{table}", DataTable)
         return [[str(cell) for cell in shown.get_row_at(at)] for at in range(shown.row_count)]
+
+    def tabs(self) -> list[str]:
+        """Return the labels of the tabs, which all fit into the window."""
+        bar = self.top.query_one(Tabs)
+        assert bar.query_one("#tabs-list").virtual_size.width <= self.top.size.width
+        return [str(tab.label) for tab in bar.query(Tab)]
 
     @property
     def ids(self) -> list[str]:
@@ -186,13 +193,15 @@ async def test_the_cursor_stays_on_a_job_until_the_user_chooses_one(app: App) ->
 
 
 async def test_tabs_are_shortened_until_all_fit(app: App) -> None:
-    await app.queue("mail").enqueue_many([{"payload": n} for n in range(1000)])
+    await app.queue("mail").enqueue_many([{"payload": n} for n in range(12)])
     await fail_one(app, "bad-one")
+    names = ["all", *(state.value for state in State)]
     async with Opened(app, columns=80) as screen:
-        labels = [str(tab.label) for tab in screen.top.query(Tab)]
-        assert sum(len(label) + 2 for label in labels) <= 80
-        assert "waiting 1000" in labels
-        assert labels[-1].startswith("cancel")
+        assert [label.split()[0] for label in screen.tabs()] == names
+    async with Opened(app, columns=76) as screen:
+        assert [label.split()[0] for label in screen.tabs()] == names
+    async with Opened(app, columns=60) as screen:
+        assert screen.tabs()[2:4] == ["waiti… 12", "block…"]
 
 
 async def test_arrows_turn_to_the_jobs_of_another_state(app: App) -> None:
@@ -241,6 +250,15 @@ async def test_as_many_queues_are_shown_as_the_window_has_room_for(app: App, lin
     async with Opened(app, lines=lines) as screen:
         more = screen.top.query_one("#more", Static)
         assert (screen.text("more") if more.display else "") == hidden
+        assert not more.display or more.region.y == screen.top.query_one("#queues", DataTable).region.bottom
+
+
+async def test_paused_queues_without_room_are_counted(app: App) -> None:
+    for number in range(12):
+        await app.queue(f"queue-{number:02}").enqueue(1)
+    await app.queue("queue-11").pause()
+    async with Opened(app, lines=24) as screen:
+        assert screen.text("more") == "+5 more, 1 paused"
 
 
 async def test_details_have_facts_timeline_log_and_traceback(app: App) -> None:

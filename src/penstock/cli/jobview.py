@@ -339,7 +339,7 @@ def _damaged(packed: bytes | None) -> dict[str, Any] | None:
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in parts.items()}
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = _LONGEST) -> str:
     """Return ``text`` in one line, cut for a table."""
     line = in_one_line(text)
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -16,7 +16,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
 
 from penstock.cli.jobs import Reasons, read_reasons
-from penstock.cli.jobview import BRIEF, SPARE, brief, facts, short_ids, timeline
+from penstock.cli.jobview import BRIEF, SPARE, brief, cut, facts, short_ids, timeline
 from penstock.cli.operate import said
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
 from penstock.cli.status import KEYS, read_halts, read_status, workers_line
@@ -43,10 +43,11 @@ _CSS: Final = """
 * { scrollbar-size-vertical: 1; }
 Screen, DataTable, Tabs, Footer, TabPane, Static, VerticalScroll { background: ansi_default; color: ansi_default; }
 #head { height: auto; max-height: 4; padding: 0 1; text-style: bold; }
-#queues { height: auto; margin: 0 0 1 0; }
-#more { height: 1; margin: -1 0 1 0; padding: 0 1; }
+#queues { height: auto; }
+Tabs { margin: 1 0 0 0; }
+.narrow Tab { padding: 0 1 0 0; }
 #jobs { height: 1fr; }
-#message { height: 1; padding: 0 1; }
+#more, #message { height: 1; padding: 0 1; }
 DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold underline; }
 DataTable > .datatable--cursor { background: ansi_default; color: ansi_default; text-style: none; }
 DataTable:focus > .datatable--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
@@ -118,8 +119,8 @@ class TopScreen(TextualApp[None]):
             self._draw_head(f"the store has not been read{self._read_since}", trouble=True)
             return
         self._read_since = f" since {at_second(time.time_ns() // 1_000_000)}"
-        is_trouble = not status["workers"] or status["unattended"] or status["dead"]
-        self._draw_head(workers_line(status), trouble=bool(is_trouble))
+        is_trouble = not status["workers"] or bool(status["unattended"] or status["dead"])
+        self._draw_head(workers_line(status), trouble=is_trouble)
         self._draw_queues()
         self._draw_tabs()
         self._draw_jobs(jobs)
@@ -143,17 +144,16 @@ class TopScreen(TextualApp[None]):
     def _draw_queues(self) -> None:
         rows = [_queue_row(row) for row in self._queues]
         columns, cells = fitted(_QUEUE_COLUMNS, rows, width=self.size.width - 2, spare=_QUEUE_SPARE)
-        names = [row["queue"] for row in self._queues]
-        _fill(self.query_one("#queues", DataTable), columns, cells, names)
+        _fill(self.query_one("#queues", DataTable), columns, cells, [row["queue"] for row in self._queues])
         self._fit_queues()
 
     def _fit_queues(self) -> None:
         """Give the queues a third of the window, and say how many do not fit."""
         room = max(_LEAST_QUEUES, self.size.height // 3 - 1)
         self.query_one("#queues", DataTable).styles.max_height = room + 1
-        hidden, more = len(self._queues) - room, self.query_one("#more", Static)
-        more.display = hidden > 0
-        more.update(f"+{hidden} more")
+        hidden, more = self._queues[room:], self.query_one("#more", Static)
+        more.display, paused = bool(hidden), sum(row["paused"] for row in hidden)
+        more.update(f"+{len(hidden)} more" + (f", {paused} paused" if paused else ""))
 
     def on_resize(self) -> None:
         """Fit the queues into the new height."""
@@ -163,11 +163,15 @@ class TopScreen(TextualApp[None]):
         rows = [row for row in self._queues if self._only_queue in (None, row["queue"])]
         counts = {state.value: sum(row[state.value] for row in rows) for state in State}
         names = {"all": self._only_queue or "all"} | {state.value: state.value for state in State}
-        # If the tabs do not fit, with a margin of two columns each, cut their names but never their counts.
-        for length in range(max(map(len, names.values())), 2, -1):
-            labels = {tab: f"{name[:length]} {counts.get(tab) or ''}".strip() for tab, name in names.items()}
-            if sum(len(label) + 2 for label in labels.values()) <= self.size.width:
+        longest = max(map(len, names.values()))
+        # If the tabs do not fit, first narrow their margins, then cut their names, but never their counts.
+        for margin, most in [(2, longest), *((1, length) for length in range(longest, 2, -1))]:
+            labels = {
+                tab: f"{cut(name, most)} {counts.get(tab) or ''}".strip() for tab, name in names.items()
+            }
+            if sum(len(label) + margin for label in labels.values()) <= self.size.width:
                 break
+        self.query_one(Tabs).set_class(margin == 1, "narrow")
         for tab, label in labels.items():
             self.query_one(f"#{tab}", Tab).label = label
 
@@ -197,9 +201,8 @@ class TopScreen(TextualApp[None]):
         await self.reload()
 
     def _say(self, text: str, *, trouble: bool = False) -> None:
-        self.query_one("#message", Static).update(
-            Text(visible_in_line(text), style=TROUBLE if trouble else "")
-        )
+        line = Text(visible_in_line(text), style=TROUBLE if trouble else "")
+        self.query_one("#message", Static).update(line)
 
     # Keys
 
@@ -217,7 +220,7 @@ class TopScreen(TextualApp[None]):
         if (queue := self._focused_queue()) is not None:
             await self._show_only(None if self._only_queue == queue else queue)
         elif self._chosen and self._chosen_by == "user":
-            # The job may have left the list; showing it does no harm.
+            # The job may have left the list.
             self.push_screen(Details(self._app, self._chosen, every=self._every))
         elif job := self._chosen_job():
             self.push_screen(Details(self._app, job.ref, every=self._every))
@@ -274,9 +277,8 @@ class TopScreen(TextualApp[None]):
                 return
             name = job.queue
         queue = self._app.queue(name)
-        counts = await queue.counts()
-        halts = await read_halts(await self._app.connect(), name, is_paused=counts.paused)
-        was_paused = any(not halt.group for halt in halts)
+        storage, is_paused = await self._app.connect(), (await queue.counts()).paused
+        was_paused = any(not halt.group for halt in await read_halts(storage, name, is_paused=is_paused))
         await (queue.resume() if was_paused else queue.pause())
         self._say(f"{name} {'resumed' if was_paused else 'paused'}")
         await self.reload()
