@@ -18,6 +18,13 @@ addEventListener("load", () => {
     const times = [...chart.querySelectorAll("text")].filter((mark) => /[:-]/.test(mark.textContent)).map((mark) => mark.getBoundingClientRect());
     return times.some((box, n) => n > 0 && box.left < times[n - 1].right);
   }).length;
+  seen.uneven = charts.filter((chart) => {
+    const times = [...chart.querySelectorAll("text")].filter((mark) => /[:-]/.test(mark.textContent)).map((mark) => mark.getBoundingClientRect());
+    const gaps = times.slice(1).map((box, n) => box.left + box.width / 2 - times[n].left - times[n].width / 2);
+    return Math.max(...gaps) - Math.min(...gaps) > 2;
+  }).length;
+  const last = [...document.querySelectorAll(".tile")].pop();
+  seen.ragged = Math.abs(last.getBoundingClientRect().right - last.parentElement.getBoundingClientRect().right) > 1;
   seen.text = document.querySelector("main").textContent; seen.per = text("per");
   const key = document.getElementById("backlog");
   key.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true})); seen.keyed = document.getElementById("tip").hidden ? null : text("tip");

@@ -199,7 +199,7 @@ def test_seconds_add_up_to_the_minutes_of_gold(short: Path) -> None:
     assert sum(worker["busy"]) * found["length"] == pytest.approx(worker["busy_ms"])
 
 
-def test_charts_have_labels_for_screen_readers_and_ticks_that_do_not_overlap(
+def test_charts_have_labels_for_screen_readers_and_even_ticks_that_do_not_overlap(
     told: Told, browser: str
 ) -> None:
     for width in (520, 1300):
@@ -211,6 +211,8 @@ def test_charts_have_labels_for_screen_readers_and_ticks_that_do_not_overlap(
             "Backlog",
         ]
         assert seen["overlaps"] == 0
+        assert seen["uneven"] == 0
+        assert seen["ragged"] is False
         assert not re.search(r"\de\+|NaN|undefined|Infinity", seen["text"])
 
 

@@ -166,13 +166,11 @@ class TopScreen(TextualApp[None]):
         longest = max(map(len, names.values()))
         # If the tabs do not fit, first narrow their margins, then cut their names, but never their counts.
         for margin, most in [(2, longest), *((1, length) for length in range(longest, 2, -1))]:
-            labels = {
-                tab: f"{cut(name, most)} {counts.get(tab) or ''}".strip() for tab, name in names.items()
-            }
-            if sum(len(label) + margin for label in labels.values()) <= self.size.width:
+            labels = [f"{cut(name, most)} {counts.get(tab) or ''}".strip() for tab, name in names.items()]
+            if sum(len(label) + margin for label in labels) <= self.size.width:
                 break
         self.query_one(Tabs).set_class(margin == 1, "narrow")
-        for tab, label in labels.items():
+        for tab, label in zip(names, labels, strict=True):
             self.query_one(f"#{tab}", Tab).label = label
 
     def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:

@@ -46,7 +46,7 @@ export function moment(ms, length = SECOND) {
 
 const TIME_STEPS = [1, 2, 5, 10, 15, 30].map((n) => n * SECOND).concat(
   [1, 2, 5, 10, 15, 30].map((n) => n * MINUTE), [1, 2, 3, 6, 12].map((n) => n * HOUR), [1, 2, 7, 14, 28].map((n) => n * DAY));
-const LABEL_WIDTH = 74;
+const LABEL_WIDTH = 64;
 const DURATION_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500].concat(TIME_STEPS);
 
 function timeTicks(from, to, most) {
@@ -174,11 +174,11 @@ function drawFrame(host, span, most, format, isDuration) {
   const atMs = (ms) => MARGIN.left + (ms - span.start) / total * inner.width;
   const ticks = timeTicks(span.start, span.start + total, Math.max(2, Math.floor(inner.width / LABEL_WIDTH)));
   for (const ms of ticks.found) {
-    const x = atMs(ms), anchor = x < MARGIN.left + 24 ? "start" : "middle";
-    svgElement("line", { class: "grid", x1: x, x2: x, y1: height - MARGIN.bottom, y2: height - MARGIN.bottom + 4 }, svg);
+    const x = atMs(ms);
     // A label at the right edge would have to move towards the one before it.
     if (x > width - MARGIN.right - 24 && ticks.found.length > 1) continue;
-    svgElement("text", { x, y: height - 6, "text-anchor": anchor }, svg).textContent = tickText(ms, ticks.step);
+    svgElement("line", { class: "grid", x1: x, x2: x, y1: height - MARGIN.bottom, y2: height - MARGIN.bottom + 4 }, svg);
+    svgElement("text", { x, y: height - 6, "text-anchor": "middle" }, svg).textContent = tickText(ms, ticks.step);
   }
   // The middle of a period: what happened in it belongs to no instant of it.
   return { svg, y, width, height, inner, x: (point) => atMs(span.start + (point + .5) * span.length) };

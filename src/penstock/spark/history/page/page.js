@@ -101,7 +101,7 @@ function ranked(id, rows, queue, none) {
       dot.style.left = `${place(item[`run_${end}`])}%`;
       dot.style.background = `var(${color})`;
     }
-    block(row, "value", duration(item.run_p95));
+    block(row, "value", `p95 ${duration(item.run_p95)}`);
     tipped(row, item.name, [
       ...PERCENTILES.map(([end, color]) => ({ name: `run ${end}`, color, text: duration(item[`run_${end}`]) })),
       { name: "wait p95", color: "--in", text: duration(item.wait_p95) },
