@@ -436,12 +436,13 @@ class SlotMove:
     def keys(self) -> list[str]:
         """Return the keys that are still at the source."""
         with self.source.client() as old:
-            found: list[str] = old.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 1000)
+            found: list[str] = old.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 100_000)
         return found
 
-    def move_key(self, key: str) -> None:
+    def move_key(self, *keys: str) -> None:
+        """Move one key, or several in one step."""
         with self.source.client() as old:
-            old.migrate(HOST, self.target.port, key, 0, 5000)
+            old.migrate(HOST, self.target.port, [*keys], 0, 5000)
 
     def finish(self) -> None:
         name = self.target.node_id

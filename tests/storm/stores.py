@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,8 +25,10 @@ from tests.storm.plan import QUEUES
 FAILOVER_TIMEOUT_S = 60.0
 AWAY_S = 1.5
 NODE_TIMEOUT_MS = 3000
-KEY_S = 0.03
-"""The rest after every key of a slot that moves, so that a move takes as long as one of many slots."""
+STEPS = 100
+STEP_S = 0.03
+"""A slot moves in about so many steps with such rests, which takes as long as moving many slots. Not a key per step:
+each flow leaves a key, and a queue of thousands of them was out of reach for minutes."""
 
 
 class Store:
@@ -249,9 +252,10 @@ def _move_slot(cluster: _ReplicatedCluster, chance: random.Random, *, is_whole: 
 def _move_by_key(move: SlotMove) -> None:
     move.begin()
     while keys := move.keys():
-        for key in keys:
-            move.move_key(key)
-            time.sleep(KEY_S)
+        at_once = ceil(len(keys) / STEPS)
+        for first in range(0, len(keys), at_once):
+            move.move_key(*keys[first : first + at_once])
+            time.sleep(STEP_S)
     for node in (move.target, move.source):  # the replicas learn it from these
         with node.client() as client:
             client.execute_command("CLUSTER SETSLOT", move.slot, "NODE", move.target.node_id)

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.servers import ValkeyServer, free_port
+from penstock.storage.valkey.routers import slot_of
+from tests.servers import SlotMove, ValkeyCluster, ValkeyServer, free_port
 from tests.slow.crew import ROOT
+from tests.storm import stores
 from tests.storm.journal import read_faults
 from tests.storm.network import REDIRECTED, BadNetworks
 from tests.storm.roles import AWAY
@@ -70,3 +73,22 @@ def test_a_redirected_process_connects_through_the_bad_network() -> None:
         front_port = networks.redirected.partition(":")[2]
         environment = os.environ | {REDIRECTED: f"{dead_port}:{front_port}"}
         subprocess.run([sys.executable, "-c", ping], env=environment, cwd=ROOT, check=True, timeout=30)
+
+
+@pytest.mark.timeout(120)
+def test_a_slot_of_many_keys_is_on_its_way_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(stores, "time", SimpleNamespace(sleep=rests.append))
+    with ValkeyCluster() as cluster:
+        keys = [f"{{queue}}:deps:{n}" for n in range(3_000)]
+        slot = slot_of(keys[0])
+        source = cluster.owner(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+        with source.client() as client:
+            client.mset(dict.fromkeys(keys, "dependencies"))
+        move = SlotMove(cluster, slot, target)
+        stores._move_by_key(move)
+        with target.client() as client:
+            assert client.execute_command("CLUSTER COUNTKEYSINSLOT", slot) == len(keys)
+        assert (move.keys(), target.owns(slot)) == ([], True)
+    assert sum(rests) < 5
