@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.spark import write_report
-from penstock.spark.options import namespace_of
 from penstock.spark.rows import row_id_maker
+from penstock.spark.schemas import namespace_of
 from penstock.storage import open_storage
 
 QUEUE = "scores"

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import JobCancelled, JobFailed
 from penstock.core.job import Lease, NewJob, Options
-from penstock.core.verdict import Abort
+from penstock.core.outcome import Abort
 from penstock.errors import InvalidOption
 from penstock.worker.run import Run
 from penstock.worker.runners import process

@@ -48,7 +48,7 @@ COMMANDS: Final[dict[str, Row]] = {
         "Show counts by queue and state, rates and workers; --watch for a live view.",
     ),
     "top": Row("status:top", _QUEUES, "Watch queues, workers and jobs on one screen, and act on them."),
-    "events": Row("events:events", _QUEUES, "Print every change of every job; --follow prints them live."),
+    "events": Row("waiting:events", _QUEUES, "Print every change of every job; --follow prints them live."),
     "schedule": Row("schedule:schedule", _QUEUES, "Add, list, run, remove, pause or resume recurring jobs."),
     "limit": Row("limit:limit", _QUEUES, "Set or show limits on concurrency and rate."),
     "budget": Row(

@@ -201,7 +201,7 @@ class ClaimedJob(LeasedJob):
         ``final`` fails the job for good. An error decides itself, as in a worker, if it is a ``Retry``, ``Snooze``,
         ``Suspend`` or ``Unrecoverable``. The last failure is kept for ``ttl`` (default: ``failure_ttl``).
         """
-        from penstock.core.verdict import failed
+        from penstock.core.outcome import failed
 
         cause = _Failed(error) if isinstance(error, str) else error
         outcome = failed(cause, self._lease, discarded=False, backoffs=self._source.app.backoffs)
@@ -227,7 +227,7 @@ class ClaimedJob(LeasedJob):
         self, signal: str, *, timeout: Duration | None = None, stage: str | None = None
     ) -> bool:
         """Run the job again when ``signal`` arrives, or after ``timeout``. No counter changes."""
-        from penstock.core.verdict import suspension
+        from penstock.core.outcome import suspension
 
         return await self._settle(suspension(Suspend(signal, timeout=timeout, stage=stage)))
 

@@ -1,13 +1,40 @@
 """The outcomes of one run of a job: plain data that a worker returns and a store applies.
 
-Times are delays, never timestamps: the store's clock decides.
+Times are delays, never timestamps: the store's clock decides. An exception of a handler becomes an outcome here too;
+that is pure, except for the clock that ``Retry(at=…)`` needs.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import random
+import traceback
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Literal, assert_never
 
 import msgspec
+
+from penstock.core.names import check_signal, check_stage
+from penstock.core.retry import BackoffFunction, delay_ms
+from penstock.core.text import storable
+from penstock.core.units import MAX_MS, Duration, describe, milliseconds
+from penstock.errors import (
+    CommandFailed,
+    InvalidInput,
+    RateLimited,
+    Retry,
+    SandboxError,
+    Unrecoverable,
+    Verdict,
+    WaitForChildren,
+)
+from penstock.errors import Snooze as SnoozeVerdict
+from penstock.errors import Suspend as SuspendVerdict
+
+if TYPE_CHECKING:
+    from penstock.core.job import Lease
 
 DAMAGED: Final = "Damaged"
 """The error class of a job whose stored record cannot be read."""
@@ -111,3 +138,193 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 Outcome = Complete | Fail | Snooze | Suspend | Release | Limited | Await | Cancel
+
+
+class Abort(StrEnum):
+    """The reason to stop a run before its handler returns."""
+
+    CANCEL = "cancel"
+    EXPIRED = "expired"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    RELEASE = "release"
+
+
+class Undecodable(Exception):
+    """The payload does not fit the task: no run can succeed."""
+
+
+class HandedBack(SnoozeVerdict):
+    """This worker does not know the task. The job runs again later, perhaps on another worker."""
+
+
+class RemoteError(Exception):
+    """An error of a handler in another process. A note on it carries the traceback from there."""
+
+
+_LONGEST_MESSAGE: Final = 2_000
+_LONGEST_TRACEBACK: Final = 8_000
+_MOST_FRAMES: Final = 30
+_BACKOFF_FAILED_MS: Final = 1_000
+
+chance: ContextVar[Callable[[], float]] = ContextVar("penstock_chance", default=random.random)
+"""The source of jitter. Tests replace it with predictable numbers."""
+wall_clock: ContextVar[Callable[[], datetime]] = ContextVar(
+    "penstock_wall_clock", default=lambda: datetime.now(UTC)
+)
+"""The clock for ``Retry(at=...)``. It moves along where tests move the store's clock."""
+
+Backoffs = Mapping[str, BackoffFunction]
+
+
+def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome:
+    """Return the outcome of a run whose handler raised ``error``."""
+    try:
+        match error:
+            case SnoozeVerdict() | SuspendVerdict():
+                return _postponed(error)
+            case RateLimited():
+                return Limited(milliseconds(error.retry_in, what="retry_in"), error.scope)
+            case WaitForChildren():
+                return Await()
+            case Unrecoverable() | Undecodable():
+                return Fail(failure_of(error), final=True)
+            case Retry():
+                explicit_ms = _delay_ms(error.delay, error.at)
+            case _:
+                # Clients of rate-limited services often know when to come back, and set it on their
+                # exception.
+                at = getattr(error, "retry_at", None)
+                explicit_ms = _delay_ms(None, at) if isinstance(at, datetime) else None
+        retry_in_ms = _backoff_ms(error, lease, backoffs) if explicit_ms is None else explicit_ms
+        return Fail(failure_of(error), retry_in_ms=retry_in_ms, final=discarded)
+    except Exception as broken:
+        # A failing backoff function or delay must not cost the job its retries. Report both errors.
+        note = f" (and its backoff failed: {message_of(broken)})"
+        return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS, final=discarded)
+
+
+def undecided(error: BaseException, broken: BaseException) -> Fail:
+    """Return the outcome of a run that raised ``error``, when the code that decides about it raised ``broken``."""
+    note = f" (and deciding about it failed: {type(broken).__name__}: {message_of(broken)})"
+    return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS)
+
+
+def _postponed(verdict: SnoozeVerdict | SuspendVerdict) -> Outcome:
+    try:
+        if isinstance(verdict, SuspendVerdict):
+            return suspension(verdict)
+        delay_ms, stage = _delay_ms(verdict.delay, verdict.at) or 0, check_stage(verdict.stage)
+        return Snooze(delay_ms, stage, unknown=isinstance(verdict, HandedBack))
+    except InvalidInput as error:  # The handler's mistake: the next run would make it again.
+        return Fail(failure_of(error.with_traceback(verdict.__traceback__)), final=True)
+
+
+def suspension(verdict: SuspendVerdict) -> Suspend:
+    """Return the outcome for a handler's ``Suspend``. Raise ``InvalidInput`` for invalid values."""
+    timeout_ms = 0 if verdict.timeout is None else max(milliseconds(verdict.timeout, what="timeout"), 1)
+    return Suspend(check_signal(verdict.signal), timeout_ms, check_stage(verdict.stage))
+
+
+def final_failure(error: Exception) -> Fail:
+    """Return the outcome of a run whose result is useless: another run would end the same way."""
+    return Fail(failure_of(error), final=True)
+
+
+def is_last(outcome: Fail, lease: Lease) -> bool:
+    """Return whether this failure uses up the last attempt."""
+    return outcome.final or lease.failures + 1 >= lease.options.attempts
+
+
+def is_retried(error: BaseException, retry_on: tuple[type[BaseException], ...] | None) -> bool:
+    """Return whether a task with these ``retry_on`` classes is retried after ``error``.
+
+    A verdict decides for itself. A subprocess that ran the function has already checked its error.
+    """
+    return retry_on is None or isinstance(error, (*retry_on, Verdict, SandboxError, RemoteError))
+
+
+def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
+    """Return the outcome of a stopped run; ``None`` if the run's lease is lost."""
+    match abort:
+        case Abort.CANCEL:
+            return Cancel("the run was stopped")
+        case Abort.EXPIRED:
+            # Hand the job back: the store then sees that the ttl has passed, and ends the job as expired.
+            return Snooze(0)
+        case Abort.TIMEOUT:
+            text = f"the run took longer than its timeout of {describe(lease.options.timeout_ms)}"
+            try:
+                rest = _backoff_ms(TimeoutError(text), lease, backoffs)
+            except Exception as broken:
+                text += f" (and its backoff failed: {storable(message_of(broken))})"
+                rest = _BACKOFF_FAILED_MS
+            return Fail(Failure("Timeout", text), retry_in_ms=rest, final=discarded)
+        case Abort.LOST:
+            return None
+        case Abort.RELEASE:
+            return Release()
+        case _ as never:
+            assert_never(never)
+
+
+def _backoff_ms(error: BaseException, lease: Lease, backoffs: Backoffs) -> int:
+    return delay_ms(
+        lease.options.backoff, lease.failures + 1, random=chance.get(), custom=backoffs, error=error
+    )
+
+
+def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
+    if at is not None:
+        # The user's timestamp. On other libraries' errors a naive one is local time, as usual in Python.
+        rest = (at.astimezone(UTC) - wall_clock.get()()).total_seconds()
+        return min(max(round(rest * 1000), 0), MAX_MS)
+    return None if delay is None else milliseconds(delay)
+
+
+def failure_of(error: BaseException, *, note: str = "") -> Failure:
+    """Return the failure to store for an error, bounded in size and encodable as UTF-8."""
+    source = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
+    kind, message = kind_and_message(source)
+    # The traceback of a failed command would show only Penstock's code.
+    has_traceback = source is error and not isinstance(error, CommandFailed)
+    return Failure(
+        storable(kind),
+        _bounded(message + note, _LONGEST_MESSAGE),
+        _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True) if has_traceback else "",
+    )
+
+
+def kind_and_message(error: BaseException) -> tuple[str, str]:
+    """Return the class name and message to store. A verdict that wraps an error gets the class of that error."""
+    # A user's own class is as informative as the error that it wraps.
+    is_ours = type(error) in (Unrecoverable, Retry)
+    wrapped = error.wrapped if is_ours and isinstance(error, Verdict) else None
+    if wrapped is None:
+        return type(error).__name__, message_of(error)
+    own, cause = message_of(error), message_of(wrapped)
+    return type(wrapped).__name__, own if cause in own else f"{own}: {cause}" if own else cause
+
+
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)``, or a note if that raises."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<its message is not available: {type(broken).__name__}>"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as text, or a note if formatting it raises."""
+    try:
+        return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
+    except Exception as broken:
+        return f"<its traceback is not available: {type(broken).__name__}>"
+
+
+def _bounded(text: str, longest: int, *, keep_end: bool = False) -> str:
+    """Return ``text`` made storable, and cut if it is too long."""
+    plain = storable(text)
+    if len(plain) <= longest:
+        return plain
+    return "… " + plain[-longest:] if keep_end else plain[:longest] + " …"

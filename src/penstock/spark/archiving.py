@@ -28,7 +28,6 @@ from penstock.errors import ArchiveTorn, InvalidInput, InvalidOption, OutputLost
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
 from penstock.spark.driver_lease import LeaseCheck, OutputLease, output_identity
 from penstock.spark.operate import COLUMNS, Source, count_verdicts, drop_torn, remove_jobs
-from penstock.spark.options import namespace_of
 from penstock.spark.publishing import (
     STAGING,
     append_files,
@@ -41,6 +40,7 @@ from penstock.spark.publishing import (
     refuse_pattern,
     remove_folder,
 )
+from penstock.spark.schemas import namespace_of
 from penstock.spark.store import Store, url_for_executors
 
 # Spark ignores names that begin with an underscore.

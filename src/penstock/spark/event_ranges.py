@@ -20,8 +20,7 @@ from penstock.core.event import Gap, columns
 from penstock.core.names import check_queue
 from penstock.errors import EventsLost, InvalidOption
 from penstock.spark.cells import Builder, Column, instants, plain
-from penstock.spark.options import ReadOptions
-from penstock.spark.schemas import EVENTS
+from penstock.spark.schemas import EVENTS, ReadOptions
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage
 

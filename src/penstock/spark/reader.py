@@ -20,8 +20,7 @@ from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
 from penstock.spark.event_ranges import EventRange, chosen_queues, event_builder, plan_ranges, read_range
-from penstock.spark.options import ReadOptions
-from penstock.spark.schemas import JobBuilder
+from penstock.spark.schemas import JobBuilder, ReadOptions
 from penstock.spark.store import Store
 
 Filters: TypeAlias = Sequence[Any]

@@ -25,8 +25,8 @@ from penstock.core.names import uuid7
 from penstock.core.outcome import Complete
 from penstock.errors import BadRow, InvalidOption, JobNotFound
 from penstock.spark.columntypes import check_columns
-from penstock.spark.options import WriteOptions, namespace_of
 from penstock.spark.rows import Layout, Refused, new_jobs
+from penstock.spark.schemas import WriteOptions, namespace_of
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take

@@ -13,8 +13,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption
-from penstock.spark.options import read_options, write_options
-from penstock.spark.schemas import schema_of
+from penstock.spark.schemas import read_options, schema_of, write_options
 
 
 class PenstockSource(DataSource):

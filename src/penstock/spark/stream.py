@@ -43,8 +43,7 @@ from penstock.spark.event_ranges import (
     split,
     to_spark,
 )
-from penstock.spark.options import ReadOptions
-from penstock.spark.schemas import EVENTS, JobBuilder
+from penstock.spark.schemas import EVENTS, JobBuilder, ReadOptions
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage
 

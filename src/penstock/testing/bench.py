@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 from penstock.client.session import Session
 from penstock.client.waiter import Expected, Waiter
 from penstock.core.job import Lease
-from penstock.core.outcome import Complete, Fail
+from penstock.core.outcome import Abort, Complete, Fail, chance, wall_clock
 from penstock.core.units import MAX_MS
-from penstock.core.verdict import Abort, chance, wall_clock
 from penstock.errors import PenstockError
 from penstock.storage.coalesce import Coalescer
 from penstock.storage.values import Held, Settlement

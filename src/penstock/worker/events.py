@@ -15,6 +15,7 @@ from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import State
 from penstock.core.outcome import (
     FAILURE_TEXTS,
+    Abort,
     Await,
     Cancel,
     Complete,
@@ -27,7 +28,6 @@ from penstock.core.outcome import (
 )
 from penstock.core.text import get_logger
 from penstock.core.units import describe
-from penstock.core.verdict import Abort
 from penstock.errors import InvalidOption, Retry
 from penstock.storage.values import Settled
 from penstock.worker.health import WorkerStats

@@ -19,9 +19,20 @@ from penstock.client.flow.handle import read_dependencies
 from penstock.core.command import COMMAND_TASK
 from penstock.core.flow import DependencyRecord
 from penstock.core.job import Lease
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome
+from penstock.core.outcome import (
+    Abort,
+    Cancel,
+    Complete,
+    Fail,
+    Outcome,
+    Undecodable,
+    aborted,
+    failed,
+    final_failure,
+    is_retried,
+    undecided,
+)
 from penstock.core.text import get_logger
-from penstock.core.verdict import Abort, Undecodable, aborted, failed, final_failure, is_retried, undecided
 from penstock.errors import PayloadTooLarge, SerializationError, StorageError, Unrecoverable, WaitForChildren
 from penstock.worker.context import Reporter, current_run
 from penstock.worker.events import warn_if_it_blocked

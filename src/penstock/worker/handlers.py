@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, assert_never
 from penstock.client.decorators import Batching
 from penstock.core.command import COMMAND_TASK
 from penstock.core.names import check_queue
+from penstock.core.outcome import HandedBack
 from penstock.core.text import get_logger
-from penstock.core.verdict import HandedBack
 from penstock.errors import InvalidOption, SerializationError, UnknownTask
 from penstock.worker.context import JobContext, context_of
 from penstock.worker.middleware import Middleware, compose

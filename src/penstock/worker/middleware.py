@@ -31,10 +31,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.core.outcome import FAILURE_TEXTS, Fail, Outcome
+from penstock.core.outcome import FAILURE_TEXTS, Abort, Fail, Outcome, Undecodable, failure_of, is_last
 from penstock.core.text import get_logger
 from penstock.core.units import Duration, describe, milliseconds
-from penstock.core.verdict import Abort, Undecodable, failure_of, is_last
 from penstock.errors import InvalidOption, JobExpired
 from penstock.worker.context import JobContext, context_of
 from penstock.worker.run import Call, Run

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.outcome import Release
+from penstock.core.outcome import Release, final_failure
 from penstock.core.text import get_logger
-from penstock.core.verdict import final_failure
 from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.contract import Storage
 from penstock.storage.values import Held, Settled, Settlement

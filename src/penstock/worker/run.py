@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.job import Lease
-from penstock.core.outcome import Outcome
+from penstock.core.outcome import Abort, Outcome
 from penstock.core.text import get_logger
-from penstock.core.verdict import Abort
 
 if TYPE_CHECKING:
     from penstock.client.task import Runner

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.client.firing import Fire, fire_due
 from penstock.client.situation import listed
 from penstock.core.names import ref_of
+from penstock.core.outcome import Abort
 from penstock.core.text import get_logger
-from penstock.core.verdict import Abort
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import DueScheduler

@@ -31,8 +31,7 @@ from penstock.spark.history.tables import (
     Place,
     Range,
 )
-from penstock.spark.options import ReadOptions
-from penstock.spark.schemas import EVENTS
+from penstock.spark.schemas import EVENTS, ReadOptions
 from penstock.spark.store import Store
 from penstock.spark.tasks import collected, each, numbered
 from penstock.storage.contract import Storage

@@ -30,12 +30,15 @@ from penstock.spark.history.measures import (
     shaped,
 )
 from penstock.spark.history.silver import REMOVED
-from penstock.spark.history.tables import CAUSES, FoldState, History, fold_state
-from penstock.spark.history.updates import (
+from penstock.spark.history.tables import (
+    CAUSES,
     Fold,
+    FoldState,
+    History,
     Instants,
     Placing,
     fold_forward,
+    fold_state,
     millis,
     new_events,
     owners_of,

@@ -28,9 +28,9 @@ from penstock.spark.history.tables import (
     TIMED,
     BronzeState,
     History,
+    millis,
     open_history,
 )
-from penstock.spark.history.updates import millis
 
 Rows: TypeAlias = list[dict[str, Any]]
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.history.tables import CAUSES, COUNTED, GOLD, KEYS, PERCENTILES, TIMED
-from penstock.spark.history.updates import Instants, millis
+from penstock.spark.history.tables import CAUSES, COUNTED, GOLD, KEYS, PERCENTILES, TIMED, Instants, millis
 
 _GROWTH: Final = 1.02
 _LOG: Final = float(np.log(_GROWTH))

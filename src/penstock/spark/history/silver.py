@@ -20,11 +20,15 @@ from pyspark.sql import SparkSession
 from penstock.core.lifecycle import OPEN
 from penstock.spark.delta import Table
 from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.tables import SILVER, BronzeState, FoldState, History, fold_state
-from penstock.spark.history.updates import (
+from penstock.spark.history.tables import (
+    SILVER,
+    BronzeState,
     Fold,
+    FoldState,
+    History,
     Placing,
     fold_forward,
+    fold_state,
     millis,
     new_events,
     pending_files,

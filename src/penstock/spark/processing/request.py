@@ -21,7 +21,6 @@ from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, InvalidOption, OutputLost, TooManyFailures
 from penstock.spark.columntypes import check_columns
 from penstock.spark.driver_lease import OutputLease, output_identity, output_name
-from penstock.spark.options import namespace_of
 from penstock.spark.processing.collector import Collector
 from penstock.spark.processing.enqueue import Batch, Intake
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
@@ -42,6 +41,7 @@ from penstock.spark.publishing import (
     with_micros,
 )
 from penstock.spark.rows import Layout
+from penstock.spark.schemas import namespace_of
 from penstock.spark.store import Store, shared_url
 
 logger = get_logger("penstock.spark")

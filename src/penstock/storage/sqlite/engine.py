@@ -29,7 +29,6 @@ from penstock.storage.sqlite import (
     replay,
     schedules,
     settle,
-    suspend,
     sweep,
     usage,
 )
@@ -133,7 +132,7 @@ class SqliteStorage:
     remove = _writes(job_verbs.remove, names_jobs=True)
     remove_unchanged = _writes(job_verbs.remove_unchanged)
     unstage = _writes(queue_verbs.unstage)
-    signal = _writes(suspend.signal)
+    signal = _writes(job_verbs.signal)
     hold = _writes(holds.hold)
     release = _writes(holds.release)
 

@@ -24,6 +24,7 @@ from penstock.core.outcome import (
 from penstock.storage.bounds import LOG_LINES_KEPT
 from penstock.storage.sqlite import flows, groups, limits
 from penstock.storage.sqlite.claim import claim
+from penstock.storage.sqlite.job_verbs import go_to, hand_back, named, suspend
 from penstock.storage.sqlite.records import (
     ACTIVE,
     CANCELLED,
@@ -37,7 +38,6 @@ from penstock.storage.sqlite.records import (
     unpack_options,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.suspend import go_to, hand_back, named, suspend
 from penstock.storage.sqlite.transitions import (
     absorb_slot,
     change_ttls,

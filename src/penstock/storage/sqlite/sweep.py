@@ -11,6 +11,7 @@ from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
+from penstock.storage.sqlite.job_verbs import time_out
 from penstock.storage.sqlite.limits import sweep_groups
 from penstock.storage.sqlite.lock import protected_ms
 from penstock.storage.sqlite.records import (
@@ -26,7 +27,6 @@ from penstock.storage.sqlite.records import (
     pack_failure,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.suspend import time_out
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import forget_usage

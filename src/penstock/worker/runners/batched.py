@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.client.decorators import Batching
-from penstock.core.verdict import Abort, Undecodable
+from penstock.core.outcome import Abort, Undecodable
 from penstock.errors import InvalidInput
 from penstock.worker.context import context_of
 from penstock.worker.run import Call, Run

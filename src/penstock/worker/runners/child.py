@@ -27,9 +27,9 @@ from penstock.client.app import App
 from penstock.client.task import Task
 from penstock.core.command import SandboxLimits
 from penstock.core.job import Lease
+from penstock.core.outcome import RemoteError, is_retried, kind_and_message, traceback_of
 from penstock.core.text import storable
 from penstock.core.units import milliseconds
-from penstock.core.verdict import RemoteError, is_retried, kind_and_message, traceback_of
 from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
 from penstock.worker.context import JobContext, JobUpdate, Receipt, use_context
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.core.command import CommandLine, decode_command
+from penstock.core.outcome import Undecodable
 from penstock.core.text import text_of
-from penstock.core.verdict import Undecodable
 from penstock.errors import CommandFailed, InvalidInput, InvalidOption
 from penstock.worker.context import JobContext, JobUpdate, context_of
 from penstock.worker.run import Run

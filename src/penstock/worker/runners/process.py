@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
 
-from penstock.core.verdict import Undecodable
+from penstock.core.outcome import Undecodable
 from penstock.errors import InvalidOption
 from penstock.worker.context import JobUpdate, context_of
 from penstock.worker.run import Call, EncodedResult, Run

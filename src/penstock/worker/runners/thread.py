@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from penstock.core.verdict import Undecodable
+from penstock.core.outcome import Undecodable
 from penstock.errors import InvalidInput
 from penstock.worker.context import context_of
 from penstock.worker.run import Call, Run
