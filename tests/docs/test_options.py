@@ -1,4 +1,4 @@
-"""The tables of options are complete: each is compared with the options that the code takes."""
+"""The lists of options agree: those of the documents, the command line and the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from penstock import App
-from penstock.client.options import DEFAULTS, PLACEMENT, TASK, TREATMENT
+from penstock.cli.joboptions import JOB_OPTIONS
+from penstock.cli.settings import KEYS
+from penstock.client.options import (
+    DEFAULTS,
+    PLACEMENT,
+    PLACEMENT_PARSERS,
+    TASK,
+    TREATMENT,
+    TREATMENT_PARSERS,
+)
+from penstock.core.job import Extras, NewJob, Options
 from penstock.worker.options import WorkerOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,3 +45,25 @@ def options_below(page: str, words: str) -> set[str]:
 )
 def test_a_table_of_options_has_all_of_them(page: str, words: str, options: set[str]) -> None:
     assert options_below(page, words) == options
+
+
+def test_every_option_of_a_job_has_a_parser_and_a_field() -> None:
+    assert TREATMENT_PARSERS.keys() == TREATMENT
+    assert PLACEMENT_PARSERS.keys() == PLACEMENT
+    assert {field for field, _ in TREATMENT_PARSERS.values()} <= set(Options.__struct_fields__)
+    fields = {*NewJob.__struct_fields__, *Extras.__struct_fields__, "after_failure"}
+    assert {field for field, _ in PLACEMENT_PARSERS.values()} <= fields
+
+
+def test_the_command_line_has_every_option_of_a_job_but_a_few() -> None:
+    only_in_code = {
+        *("lifo", "on_conflict", "dedup", "unchecked", "headers", "hold", "after_failure"),
+        *("run_id", "write_id", "version"),
+    }
+    names = {"run_at" if option.name == "at" else option.name for option in JOB_OPTIONS}
+
+    assert names == (TREATMENT | PLACEMENT) - only_in_code
+
+
+def test_settings_hold_the_defaults_of_how_jobs_are_treated_but_a_few() -> None:
+    assert TREATMENT - KEYS.keys() == {"max_retries", "max_stalls", "version"}

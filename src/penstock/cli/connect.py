@@ -94,6 +94,7 @@ def open_app(settings: Settings) -> App:
     chose the store.
     """
     from penstock.client.app import App
+    from penstock.client.options import DEFAULTS
 
     command_context.set(_command_context(settings))
     url, namespace = chosen_store([_flags(settings), code_names(settings), *_below_code(settings)])
@@ -104,16 +105,8 @@ def open_app(settings: Settings) -> App:
             "memory:// is gone when this command ends. Use sqlite:///penstock.db, or a server.",
             ExitCode.USAGE,
         )
-    return App(
-        url,
-        namespace=namespace,
-        attempts=settings["attempts"],
-        backoff=settings["backoff"],
-        timeout=settings["timeout"],
-        result_ttl=settings["result_ttl"],
-        failure_ttl=settings["failure_ttl"],
-        priority=settings["priority"],
-    )
+    defaults: Any = {each.key.name: each.value for each in settings.all() if each.key.name in DEFAULTS}
+    return App(url, namespace=namespace, **defaults)
 
 
 def _check_saved_url(url: str, file: str) -> None:

@@ -15,21 +15,20 @@ import click
 
 from penstock.cli.connect import import_app, is_local, note_on_second_store, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.joboptions import JOB_OPTIONS, job_flags
 from penstock.cli.jobview import cut, title
 from penstock.cli.newjobs import NewJobs, Totals, enqueue_lines
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
-    OPEN,
     Flags,
     PlainCommand,
     command,
-    completes_ids,
     json_option,
     queue_option_for,
 )
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
-from penstock.cli.values import duration, duration_or, instant_or, some_duration
+from penstock.cli.values import duration
 from penstock.cli.waiting import wait_for
 from penstock.client.situation import counted
 from penstock.core.command import COMMAND_TASK, command_text
@@ -121,66 +120,7 @@ class _Enqueue(PlainCommand):
 )
 @click.option("-t", "--task", metavar="NAME", help="Read JOB as the JSON arguments of this task.")
 @queue_option_for("The queue of the job.")
-@click.option(
-    "--id",
-    metavar="ID",
-    help="Id of the job. A known id is enqueued again only if its job failed or was cancelled. [generated]",
-)
-@click.option("--delay", metavar="DURATION", type=duration, help="Wait this long before the first run.")
-@click.option(
-    "--at",
-    metavar="TIME",
-    type=instant_or("--delay"),
-    help="Do not run before this time: 18:30, 'tomorrow 9:00', '2026-12-01 08:00'; local unless it has a zone.",
-)
-@click.option("--priority", metavar="NUMBER", type=int, help="Smaller numbers run first.")
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    type=some_duration,
-    help="Kill a run that takes longer. It counts as failed, and is retried.",
-)
-@click.option("--attempts", metavar="NUMBER", type=int, help="Maximum number of runs, if they fail.")
-@click.option(
-    "--max-retries",
-    metavar="NUMBER",
-    type=int,
-    help="Retries after the first run: --max-retries 4 is --attempts 5.",
-)
-@click.option(
-    "--backoff",
-    metavar="DURATION",
-    type=duration_or("exponential"),
-    help="Delay between attempts; or 'exponential'.",
-)
-@click.option(
-    "--max-stalls",
-    metavar="NUMBER",
-    type=int,
-    help="Number of times that its worker may die before the job fails.",
-)
-@click.option(
-    "--ttl", metavar="DURATION", type=duration, help="Fail the job as expired if it has not ended by then."
-)
-@click.option(
-    "--result-ttl", metavar="DURATION", type=duration, help="Keep the job for this long after it completes."
-)
-@click.option(
-    "--failure-ttl", metavar="DURATION", type=duration, help="Keep the job for this long after it fails."
-)
-@click.option(
-    "--group", metavar="KEY", help="Group of the job, whose jobs share limits: see `penstock limit`."
-)
-@click.option(
-    "--cost", metavar="NUMBER", type=int, help="Tokens that a run takes from the bucket of its group. [1]"
-)
-@click.option(
-    "--after",
-    metavar="ID",
-    multiple=True,
-    shell_complete=completes_ids(*OPEN),
-    help="Run the job after this one has completed; QUEUE/ID for another queue. May be repeated.",
-)
+@job_flags()
 @cwd_option
 @env_option
 @click.option(
@@ -261,10 +201,10 @@ def enqueue(
 
 def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> None:
     """Refuse ``--delay 5 minutes COMMAND``: the unit would become part of the command."""
-    for name in ("delay", "timeout", "backoff", "ttl", "result_ttl", "failure_ttl"):
-        value = str(options[name] or "")
+    for option in JOB_OPTIONS:
+        value = str(options[option.name] or "") if option.metavar == "DURATION" else ""
         if len(job) > 1 and _UNIT.fullmatch(job[0]) and re.fullmatch(r"[0-9.]+s", value):
-            number, flag = value.removesuffix("s"), f"--{name.replace('_', '-')}"
+            number, flag = value.removesuffix("s"), option.flag
             raise CommandLineError(
                 f"{flag} {number} {job[0]}: a duration is one word. Give {flag} '{number} {job[0]}'.",
                 ExitCode.USAGE,

@@ -5,22 +5,32 @@ Each is a command, or a task with its arguments.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import select
+import sys
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.cli.connect import is_local
+from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.joboptions import JOB_OPTIONS
 from penstock.cli.synonyms import did_you_mean, option_for
 from penstock.cli.values import read_time
+from penstock.client.handle import enqueue_many
+from penstock.client.situation import counted
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, encode_command
 from penstock.core.names import check_id, uuid7
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, StorageError
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -29,28 +39,8 @@ if TYPE_CHECKING:
     from penstock.core.job import NewJob
 
 
-import asyncio
-import select
-import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
-
-import click
-
-from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.client.handle import enqueue_many
-from penstock.client.situation import counted
-from penstock.errors import StorageError
-
-if TYPE_CHECKING:
-    from penstock.client.codec import JobCodec
-    from penstock.core.job import NewJob
-
-
 class JobLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A job in JSON: a ``command``, or a ``task`` and its ``args``; the rest are options."""
+    """A job in JSON: a ``command``, or a ``task`` and its ``args``; and options, the fields of ``_Line``."""
 
     command: str | UnsetType = UNSET
     task: str | UnsetType = UNSET
@@ -58,28 +48,19 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     queue: str | UnsetType = UNSET
     cwd: str | UnsetType = UNSET
     env: dict[str, str] | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    delay: str | float | UnsetType = UNSET
-    at: str | UnsetType = UNSET
-    priority: int | UnsetType = UNSET
-    timeout: str | float | UnsetType | None = UNSET
-    attempts: int | UnsetType = UNSET
-    max_retries: int | UnsetType = UNSET
-    backoff: str | float | UnsetType = UNSET
-    ttl: str | float | UnsetType = UNSET
-    group: str | UnsetType = UNSET
-    cost: int | UnsetType = UNSET
-    after: str | list[str] | UnsetType = UNSET
-    result_ttl: str | float | UnsetType = UNSET
-    failure_ttl: str | float | UnsetType = UNSET
-    max_stalls: int | UnsetType = UNSET
 
 
+_Line: Final[Any] = msgspec.defstruct(
+    "JobLine",
+    [(option.name, option.type | UnsetType, UNSET) for option in JOB_OPTIONS],
+    bases=(JobLine,),
+    forbid_unknown_fields=True,
+)
 _RIVALS: Final = {"attempts": "max_retries", "max_retries": "attempts", "delay": "at", "at": "delay"}
 """Pairs of options with one meaning: in a line, either of a pair replaces the one that is given for all lines."""
 _PLAIN: Final = frozenset({"command", "cwd", "env", "id"})
-_OPTIONS: Final = frozenset(JobLine.__struct_fields__) - _PLAIN - {"task", "args", "queue"} | {"id"}
-_decode: Final = msgspec.json.Decoder(JobLine).decode
+_OPTIONS: Final = frozenset(option.name for option in JOB_OPTIONS)
+_decode: Final[Callable[[bytes], JobLine]] = msgspec.json.Decoder(_Line).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`").match
@@ -92,7 +73,7 @@ _TYPES: Final = {
     "object": "an object",
 }
 _COMMAND_KEYS: Final = {"cmd": "command", "shell": "command", "script": "command", "run": "command"}
-_KEYS: Final = f"A job has: {', '.join(JobLine.__struct_fields__)}."
+_KEYS: Final = f"A job has: {', '.join(_Line.__struct_fields__)}."
 _TOO_DEEP: Final = "the JSON is nested too deeply. Flatten the arguments, or pass a reference to the data."
 
 
@@ -139,7 +120,7 @@ def _unknown_key(error: str) -> str:
     name = _COMMAND_KEYS.get(unknown[1], unknown[1]).replace("-", "_")
     option = option_for("enqueue", f"--{name.replace('_', '-')}")
     meant = option.strip("-").replace("-", "_") if option else name
-    hint = did_you_mean(meant, JobLine.__struct_fields__, otherwise=_KEYS)
+    hint = did_you_mean(meant, _Line.__struct_fields__, otherwise=_KEYS)
     return f"a job has no key {unknown[1]!r}. {hint}"
 
 
@@ -182,7 +163,9 @@ class NewJobs:
     def spec(self, text: str) -> JobSpec[Any]:
         """Return the same as a ``JobSpec``, for a scheduler."""
         line = read_line(text) if self._task is None else JobLine(task=self._task, args=_arguments(text))
-        return self._spec(line, {name: v for name in _OPTIONS if (v := getattr(line, name)) is not UNSET})
+        return self._spec(
+            line, {name: v for name in _OPTIONS if (v := getattr(line, name, UNSET)) is not UNSET}
+        )
 
     def make(self, line: JobLine) -> tuple[JobCodec, NewJob]:
         """Return the job of a parsed line. Raise ``InvalidInput`` for an invalid job."""
@@ -190,7 +173,8 @@ class NewJobs:
         if keys <= _PLAIN and self._template is not None:
             # Thousands of plain commands differ in id and payload only.
             source, template = self._template
-            job_id = uuid7() if line.id is UNSET else check_id(line.id)
+            job_id = getattr(line, "id", UNSET)
+            job_id = uuid7() if job_id is UNSET else check_id(job_id)
             return source, replace(template, id=job_id, payload=encode_command(self._command(line)))
         spec = self._spec(line, {name: getattr(line, name) for name in keys & _OPTIONS})
         if keys <= _PLAIN:

@@ -13,6 +13,7 @@ import msgspec
 from penstock.cli.connect import import_app, open_app, queues_of, run_app, run_with_app
 from penstock.cli.enqueue import cwd_option, env_option, given_options
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.joboptions import job_flags
 from penstock.cli.jobview import cut
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import json_text, print_json, print_table
@@ -89,15 +90,7 @@ def schedule() -> None:
 )
 @click.option("-t", "--task", metavar="NAME", help="Read JOB as the JSON arguments of this task.")
 @queue_option_for("The queue of the jobs.")
-@click.option("--attempts", metavar="NUMBER", type=int, help="Maximum number of runs of a job, if they fail.")
-@click.option(
-    "--max-retries",
-    metavar="NUMBER",
-    type=int,
-    help="Retries after the first run: --max-retries 4 is --attempts 5.",
-)
-@click.option("--timeout", metavar="DURATION", type=duration, help="Kill a run that takes longer.")
-@click.option("--priority", metavar="NUMBER", type=int, help="Smaller numbers run first.")
+@job_flags("attempts", "max_retries", "timeout", "priority")
 @cwd_option
 @env_option
 @json_option
