@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pytest
 
 from penstock import App, JobInfo, JobNotFound
-from penstock.client.info import _PLAIN
+from penstock.core.job import JOB_FIELDS
 
 
 async def test_get_of_an_unknown_id_raises(app: App) -> None:
@@ -112,17 +113,41 @@ async def test_a_job_is_shown_as_plain_values(app: App) -> None:
     assert "in pay" in (await bad.get()).as_dict(traceback=True)["failure"]["traceback"]
 
 
-def test_the_plain_values_are_all_that_a_job_has_but_a_few() -> None:
-    left_out = {
-        "raw",
-        "awaits",
-        "awaits_until",
-        "holds",
-        "scheduled_for",
-        "has_children",
-        "dependents",
-        "stage",
+def test_a_job_has_every_field_of_the_list_and_a_few_more() -> None:
+    more = {
+        *(
+            "ref",
+            "raw",
+            "stage",
+            "awaits",
+            "awaits_until",
+            "holds",
+            "scheduled_for",
+            "has_children",
+            "dependents",
+        ),
     }
     fields = {name for name, value in vars(JobInfo).items() if isinstance(value, property) and name[0] != "_"}
-    told = set(_PLAIN) | {"state", "payload", "result", "progress", "failure", "headers"}
-    assert fields - left_out == told
+
+    assert fields - more == {field.name for field in JOB_FIELDS}
+
+
+async def test_the_fields_of_a_job_are_those_of_its_record(app: App) -> None:
+    options: dict[str, Any] = {
+        "version": "7",
+        "attempts": 5,
+        "priority": 2,
+        "group": "g",
+        "cost": 3,
+        "run_id": "r",
+        "write_id": "w",
+    }
+    job = await app.queue("mail").enqueue("x", id="known", delay="1h", ttl="1d", **options)
+    info = await job.get()
+
+    plain = [field for field in JOB_FIELDS if field.kind in ("text", "name", "number", "count", "flag")]
+    assert {field.name: getattr(info, field.name) for field in plain} == {
+        field.name: field.read(info.raw) for field in plain
+    }
+    assert options.items() <= info.as_dict().items()
+    assert info.as_dict().keys() == {field.name for field in JOB_FIELDS} | {"ref"}

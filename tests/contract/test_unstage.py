@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.job import STAGED_FROM_MS, Conflict, Dedup, Dependency, Extras, NewJob, staged_at_ms
+from penstock.core.job import STAGED_FROM_MS, Conflict, Dedup, Dependency, Extras, NewJob
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
+from penstock.core.staging import staged_at_ms
 from penstock.errors import InvalidOption
 from penstock.storage.values import Change, Finished, Take
 from tests.contract.factories import MINUTE_MS, Bench, Seen

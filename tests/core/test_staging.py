@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.job import STAGED_FROM_MS, staged_at_ms
+from penstock.core.job import STAGED_FROM_MS
+from penstock.core.staging import staged_at_ms
 from penstock.core.units import MAX_MS
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.core.job import EMPTY_EXTRAS, Extras, NewJob, staged_at_ms
+from penstock.core.job import EMPTY_EXTRAS, Extras, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
+from penstock.core.staging import staged_at_ms
 from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
 from tests.model.grouping import Grouping
 from tests.model.record import ORDER, Entry, Happened, Record, Slot, news_of, replaces

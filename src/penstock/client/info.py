@@ -15,7 +15,7 @@ from penstock.client.session import store_options
 from penstock.client.situation import commands_from_code, instant
 from penstock.client.why import explain
 from penstock.core.flow import DependencyRecord, DependencyState
-from penstock.core.job import EMPTY_EXTRAS, Extras, Policy
+from penstock.core.job import EMPTY_EXTRAS, JOB_FIELDS, Extras, Policy
 from penstock.core.lifecycle import State
 from penstock.core.names import ref_of
 from penstock.core.outcome import Failure
@@ -55,12 +55,8 @@ def moment_field(path: str) -> Field[datetime | None]:
     return Field(lambda of: instant(ms) if (ms := read(of)) else None)
 
 
-_PLAIN: Final = (
-    "id", "ref", "queue", "task", "priority", "runs", "failures", "attempts", "stalls", "worker", "blocked_by", "group",
-    "cost", "flow", "scheduler", "usage", "cancelling", "has_rerun", "enqueued_at", "run_at", "claimed_at",
-    "finished_at", "expires_at", "kept_until",
-)  # fmt: skip
-"""The fields that ``as_dict`` copies."""
+_PLAIN: Final = ("text", "name", "number", "count", "flag", "time", "amounts")
+"""The kinds of fields whose values JSON can hold, or that are times."""
 
 
 class JobInfo:
@@ -86,6 +82,14 @@ class JobInfo:
 
     task = Field[str]("raw.options.task")
     """The name of the task; empty for a payload without a task."""
+    version = Field[str]("raw.options.version")
+    """The version of the task that enqueued it."""
+    incarnation = Field[int]("raw.incarnation")
+    """The number of this life of its id, which identifies it in the log."""
+    run_id = Field[str]("raw.run_id")
+    """The table run that it belongs to; empty if there is none."""
+    write_id = Field[str]("raw.write_id")
+    """The write that it belongs to; empty if there is none."""
 
     def as_dict(self, *, traceback: bool = False) -> dict[str, Any]:
         """Return the fields as plain values, for JSON. Times are ``datetime``s; other special values are text.
@@ -93,8 +97,9 @@ class JobInfo:
         It contains the payload and, with ``traceback``, lines of your code. Do not show it to everyone.
         """
         failure = self.failure
-        fields = {name: getattr(self, name) for name in _PLAIN}
-        return fields | {
+        plain = {field.name: getattr(self, field.name) for field in JOB_FIELDS if field.kind in _PLAIN}
+        return plain | {
+            "ref": self.ref,
             "state": self.state.value,
             "payload": _readable(lambda: self.payload, self.raw.payload),
             "result": _readable(lambda: self.result, self.raw.result or b""),

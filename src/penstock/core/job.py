@@ -1,13 +1,14 @@
-"""A job in its shapes: new, leased, and as stored, with the rare fields (``Extras``) that few jobs have.
+"""A job in its shapes: new, leased, and as stored, with the rare fields (``Extras``) that few jobs have; and the list
+of its fields as users see them (``JOB_FIELDS``).
 
 All are plain values. ``core.names`` and the client check sizes and names before they get here.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from hashlib import blake2b
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -138,6 +139,8 @@ def unpack_extras(packed: bytes) -> Extras | None:
     return None if len(packed) <= _NOTHING else _decode(packed)
 
 
+STAGED_FROM_MS: Final = 2**47
+"""The year 6429: the first time that no user can set. Staged jobs are scheduled for later times (``core.staging``)."""
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
@@ -362,45 +365,66 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.extras.unknown_run == self.runs
 
 
-# Staged jobs: a write enqueues them, releases them when it completes, and discards them when it fails.
-#
-# A staged job is scheduled for a time that belongs to its write alone, later than all other times. So it
-# needs neither a state nor an index of its own, and maintenance never reaches it. These times stay below
-# 2**48, the limit of records, and below the year 10000, the limit of ``datetime``.
+FieldKind: TypeAlias = Literal[
+    "text", "name", "number", "count", "flag", "time", "amounts", "texts", "value", "json", "failure"
+]
 
 
-STAGED_FROM_MS: Final = 2**47
-"""The year 6429: the first time that no user can set."""
+class JobField(NamedTuple):
+    """A field of a job as users see it: in ``JobInfo``, in JSON, and as a column of Spark's tables.
 
-_WRITES: Final = 2**46
+    ``path`` is its place in a ``Job``. A ``name`` is a text that may be empty for none, a ``count`` a small number, a
+    ``time`` is in milliseconds (0: never), ``amounts`` are in millionths. ``in_tables``: Spark has a column for it.
+    """
 
+    name: str
+    kind: FieldKind
+    path: str = ""
+    in_tables: bool = True
 
-@lru_cache(64)
-def staged_at_ms(write_id: str) -> int:
-    """Return the time that stands for a write. Two writes may share it, so readers also compare ``write_id``."""
-    digest = blake2b(write_id.encode(), digest_size=8).digest()
-    return STAGED_FROM_MS + int.from_bytes(digest, "big") % _WRITES
-
-
-def check_staged(job: NewJob) -> None:
-    """Raise ``InvalidOption`` if the job has options that staging excludes, or no ``write_id``."""
-    extras = job.extras
-    is_tied = job.after or (extras is not None and (extras.flow or extras.dependents or extras.repeats))
-    if not job.write_id:
-        raise _refused(job, "it has no write_id, so nothing could release it")
-    if job.run_at_ms is not None:
-        raise _refused(job, "it has a run_at; use a delay, which counts from the release")
-    if job.dedup is not None:
-        raise _refused(job, "it has a dedup key, which it would hold even if it were never released")
-    if is_tied:
-        raise _refused(job, "it belongs to a flow or a scheduler, which would wait for it")
-    if job.conflict.mode == "redispatch":
-        raise _refused(
-            job, "on_conflict is redispatch, which would change a job before the write is complete"
-        )
+    @property
+    def read(self) -> Callable[[Job], Any]:
+        """Return the function that reads the field."""
+        owner, _, rest = (self.path or self.name).partition(".")
+        if owner != "extras":
+            return attrgetter(self.path or self.name)
+        read = attrgetter(rest)
+        return lambda job: read(job.extras or EMPTY_EXTRAS)
 
 
-def _refused(job: NewJob, cause: str) -> InvalidOption:
-    return InvalidOption(
-        f"Job {job.id!r} cannot be staged: {cause}. Enqueue it without staging, or omit that."
-    )
+JOB_FIELDS: Final = (
+    JobField("queue", "text"),
+    JobField("id", "text"),
+    JobField("incarnation", "number"),
+    JobField("state", "text"),
+    JobField("task", "text", "options.task"),
+    JobField("version", "text", "options.version"),
+    JobField("run_id", "name"),
+    JobField("write_id", "name"),
+    JobField("group", "name", "extras.group"),
+    JobField("payload", "value"),
+    JobField("priority", "number"),
+    JobField("cost", "number", "extras.cost"),
+    JobField("headers", "texts", "extras.headers"),
+    JobField("enqueued_at", "time", "enqueued_at_ms"),
+    JobField("run_at", "time", "run_at_ms"),
+    JobField("claimed_at", "time", "claimed_at_ms"),
+    JobField("finished_at", "time", "finished_at_ms"),
+    JobField("expires_at", "time", "expires_at_ms"),
+    JobField("kept_until", "time", "kept_until_ms"),
+    JobField("runs", "count"),
+    JobField("failures", "count"),
+    JobField("stalls", "count"),
+    JobField("worker", "name"),
+    JobField("cancelling", "flag"),
+    JobField("blocked_by", "name"),
+    JobField("progress", "json"),
+    JobField("result", "value"),
+    JobField("failure", "failure"),
+    JobField("usage", "amounts", "extras.usage"),
+    JobField("attempts", "count", "options.attempts", in_tables=False),
+    JobField("flow", "name", "extras.flow", in_tables=False),
+    JobField("scheduler", "name", "extras.scheduler", in_tables=False),
+    JobField("has_rerun", "flag", in_tables=False),
+)
+"""The list of fields. ``JobInfo`` has a property for each; JSON and the tables derive from the list."""

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 
 from penstock.client.app import App
 from penstock.client.options import refuse_unknown
-from penstock.core.job import EMPTY_EXTRAS, Extras, Job
+from penstock.core.job import JOB_FIELDS, FieldKind, Job, JobField
 from penstock.core.limits import MILLION
 from penstock.core.names import check_queue, check_task
 from penstock.core.text import split_url
@@ -74,48 +74,44 @@ _EVENTS: Final[dict[str, DataType]] = {
 }
 
 
-def _extras(job: Job) -> Extras:
-    return job.extras or EMPTY_EXTRAS
-
-
-def _usage(job: Job) -> dict[str, float] | None:
-    used = _extras(job).usage
-    return None if used is None else {name: micros / MILLION for name, micros in used.items()}
-
-
 _Getter: TypeAlias = Callable[[Job], Any]
-_JOBS: Final[dict[str, tuple[DataType, _Getter]]] = {
-    "queue": (_TEXT, lambda job: job.queue),
-    "id": (_TEXT, lambda job: job.id),
-    "incarnation": (_LONG, lambda job: job.incarnation),
-    "state": (_TEXT, lambda job: job.state),
-    "task": (_TEXT, lambda job: job.options.task),
-    "version": (_TEXT, lambda job: job.options.version),
-    "run_id": (_TEXT, lambda job: job.run_id or None),
-    "write_id": (_TEXT, lambda job: job.write_id or None),
-    "group": (_TEXT, lambda job: _extras(job).group or None),
-    "payload": (_VALUE, lambda job: job.payload),
-    "priority": (_LONG, lambda job: job.priority),
-    "cost": (_LONG, lambda job: _extras(job).cost),
-    "headers": (MapType(_TEXT, _TEXT, valueContainsNull=False), lambda job: _extras(job).headers),
-    "enqueued_at": (_TIME, lambda job: job.enqueued_at_ms),
-    "run_at": (_TIME, lambda job: job.run_at_ms),
-    "claimed_at": (_TIME, lambda job: job.claimed_at_ms),
-    "finished_at": (_TIME, lambda job: job.finished_at_ms),
-    "expires_at": (_TIME, lambda job: job.expires_at_ms),
-    "kept_until": (_TIME, lambda job: job.kept_until_ms),
-    "runs": (_INT, lambda job: job.runs),
-    "failures": (_INT, lambda job: job.failures),
-    "stalls": (_INT, lambda job: job.stalls),
-    "worker": (_TEXT, lambda job: job.worker or None),
-    "cancelling": (BooleanType(), lambda job: job.cancelling),
-    "blocked_by": (_TEXT, lambda job: job.blocked_by or None),
-    "progress": (_TEXT, lambda job: None if job.progress is None else json_text(job.progress)),
-    "result": (_VALUE, lambda job: job.result),
+_TYPES: Final[dict[FieldKind, DataType]] = {
+    "text": _TEXT,
+    "name": _TEXT,
+    "number": _LONG,
+    "count": _INT,
+    "flag": BooleanType(),
+    "time": _TIME,
+    "amounts": MapType(_TEXT, _DOUBLE, valueContainsNull=False),
+    "texts": MapType(_TEXT, _TEXT, valueContainsNull=False),
+    "value": _VALUE,
+    "json": _TEXT,
+}
+_CONVERT: Final[dict[FieldKind, Callable[[Any], Any]]] = {
+    "name": lambda name: name or None,
+    "amounts": lambda used: (
+        None if used is None else {name: micros / MILLION for name, micros in used.items()}
+    ),
+    "json": lambda value: None if value is None else json_text(value),
+}
+_FAILURE: Final[dict[str, tuple[DataType, _Getter]]] = {
     "error_type": (_TEXT, lambda job: job.failure and job.failure.type),
     "error": (_TEXT, lambda job: job.failure and job.failure.message),
     "traceback": (_TEXT, lambda job: (job.failure and job.failure.traceback) or None),
-    "usage": (MapType(_TEXT, _DOUBLE, valueContainsNull=False), _usage),
+}
+
+
+def _columns_of(field: JobField) -> dict[str, tuple[DataType, _Getter]]:
+    """Return the type and the getter of the column of a field; a failure has three columns."""
+    if field.kind == "failure":
+        return _FAILURE
+    read, convert = field.read, _CONVERT.get(field.kind)
+    get = read if convert is None else lambda job: convert(read(job))
+    return {field.name: (_TYPES[field.kind], get)}
+
+
+_JOBS: Final = {
+    name: column for field in JOB_FIELDS if field.in_tables for name, column in _columns_of(field).items()
 }
 # Columns that a user's schema may ask for: payloads and results as they are stored.
 _STORED: Final[dict[str, _Getter]] = {

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from penstock.core.flow import Node, link_nodes
-from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, NewJob, check_staged
+from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
+from penstock.core.staging import check_staged
 from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import dedup, flows
 from penstock.storage.sqlite.limits import check_costs, cost_refused

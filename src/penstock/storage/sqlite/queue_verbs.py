@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.job import staged_at_ms
 from penstock.core.lifecycle import EventType, State
+from penstock.core.staging import staged_at_ms
 from penstock.errors import InvalidOption
 from penstock.storage.contract import jobs_active
 from penstock.storage.sqlite import flows, groups

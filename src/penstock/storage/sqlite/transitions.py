@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.job import STAGED_FROM_MS, NewJob, staged_at_ms
+from penstock.core.job import STAGED_FROM_MS, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
+from penstock.core.staging import staged_at_ms
 from penstock.storage.sqlite.queuerow import USES_INSTANTS, USES_STAGED
 from penstock.storage.sqlite.records import (
     BLOCKED,

@@ -22,13 +22,12 @@ from penstock.core.job import (
     Job,
     NewJob,
     Options,
-    check_staged,
     pack_extras,
-    staged_at_ms,
     unpack_extras,
 )
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, damaged_failure
+from penstock.core.staging import check_staged, staged_at_ms
 from penstock.storage.valkey.replies import Arg
 
 # A process that keeps making new options must not fill its queues with headers: beyond this number, each record

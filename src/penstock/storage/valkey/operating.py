@@ -9,9 +9,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.core.job import NewJob, staged_at_ms
+from penstock.core.job import NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Bucket, GroupState, Limit, LimitsOfQueue, Rate
+from penstock.core.staging import staged_at_ms
 from penstock.errors import StorageDamaged
 from penstock.storage.contract import jobs_active
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
