@@ -432,3 +432,19 @@ def test_a_value_of_the_wrong_type_is_shown(penstock: Shell) -> None:
     assert "line 2: priority must be an integer, got 'high'." in refused
     refused = penstock.refused("enqueue", '{"command": "true", "env": {"A": 1}}', code=2)
     assert "env[...] must be a string, got an integer." in refused
+
+
+def test_a_line_that_is_also_invalid_behind_a_wrong_value_is_skipped(penstock: Shell) -> None:
+    lines = [
+        r'{"command": 5, "id": "\udcff"}',
+        '{"command": 5, "args":' + "[" * 100_000,
+        '{"command": "true"}',
+    ]
+    done = penstock("enqueue", "-k", "-f", "-", input="\n".join(lines) + "\n")
+    assert (done.returncode, done.stdout) == (2, "1 job: 1 queued; 2 lines are not jobs\n")
+    assert done.stderr.count("command must be a string, got an integer.") == 2
+
+
+def test_a_folder_with_a_nul_character_is_refused(penstock: Shell) -> None:
+    refused = penstock.refused("enqueue", r'{"command": "true", "cwd": "a\u0000b"}', code=2)
+    assert r"a\x00b' contains a NUL character" in refused

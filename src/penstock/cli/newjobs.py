@@ -131,7 +131,10 @@ def _wrong_type(error: str, data: bytes) -> str:
         return f"{error}."
     expected, actual, key = wrong.groups()
     types = " or ".join(_TYPES.get(name, name) for name in expected.split(" | "))
-    value = _decode_any(data).get(key)
+    try:
+        value = _decode_any(data).get(key)
+    except (msgspec.DecodeError, RecursionError):  # What is behind the value is not valid JSON either.
+        value = None
     got = repr(value) if isinstance(value, str | int | float) else _TYPES.get(actual, actual)
     return f"{key} must be {types}, got {got:.80}."
 

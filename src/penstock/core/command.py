@@ -43,6 +43,8 @@ def check_command(line: CommandLine) -> CommandLine:
         raise InvalidInput(
             "the command contains a NUL character or is longer than 128 KiB. Put it in a script and run that."
         )
+    if "\0" in line.cwd:
+        raise InvalidInput(f"the folder {shown(line.cwd, 300)} contains a NUL character.")
     for name, value in line.env.items():
         if not name or "=" in name or "\0" in name + value:
             raise InvalidInput(
