@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock.spark as ps
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.deltaoutput import DeltaOutput
 from penstock.spark.publishing import NameTaken
 from tests.slow.drivers import Driver, let_leases_end
@@ -119,8 +119,11 @@ def test_an_output_in_an_object_store_needs_no_jar(
             monkeypatch.setenv(name.upper(), value)
         output = "s3://bucket/doubles"
         assert do(numbers(spark, 1, 2), tasks.double, output).completed == 2
-        again = do(numbers(spark, 1, 2, 3), tasks.double, output)
+        again = do(numbers(spark, 1, 2, 3), tasks.double, output, since="n")
         assert (again.plan.done, again.completed) == (2, 1)
+        assert do(numbers(spark, 1, 2, 3), tasks.double, output, since="n").plan.done == 1
+        with pytest.raises(InvalidOption, match=r"an object store.*Set checkpoint="):
+            do(spark.readStream.format("rate").load(), tasks.double, output, key="value")
         found = DeltaTable(output, storage_options=options).to_pyarrow_table()
         assert sorted(found["k"].to_pylist()) == ["k1", "k2", "k3"]
     assert sorted(calls(tmp_path)) == ["1", "2", "3"]

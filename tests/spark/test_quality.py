@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -126,6 +127,43 @@ def test_a_quarantine_of_a_delta_output_is_a_delta_table(
         do(numbers(spark, 1, 2), tasks.double, tmp_path / "doubles", retry_failed=True, **given).failed == 0
     )
     assert DeltaTable(tmp_path / "bad").to_pyarrow_table().num_rows == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_run_on_new_rows_keeps_the_others_in_quarantine(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, format: str
+) -> None:
+    output, bad = tmp_path / "doubles", tmp_path / "bad"
+    given: dict[str, Any] = {"format": format, "quarantine": bad, "since": "n", "expect": below_four}
+
+    def held() -> list[str]:
+        table = DeltaTable(bad).to_pyarrow_table() if format == "delta" else pq.read_table(bad)
+        return sorted(table.column("k").to_pylist())
+
+    do(numbers(spark, 1, 2, 3), tasks.double, output, **given)
+    assert held() == ["k2", "k3"]
+    done = do(numbers(spark, 3, 4), tasks.double, output, **given)
+    assert (done.plan.new, held()) == (1, ["k2", "k3", "k4"])
+    del given["expect"]
+    mended = spark.createDataFrame([("k2", 5)], "k string, n long")
+    do(mended, tasks.double, output, **given)
+    assert held() == ["k3", "k4"]
+    assert done.retry_failed().failed == 2
+    assert held() == ["k3", "k4"]
+
+
+@pytest.mark.timeout(300)
+def test_a_quarantine_has_the_rows_of_all_batches_of_a_stream(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    for n in (1, 2, 3):
+        numbers(spark, n).coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+    reader = spark.readStream.schema("k string, n long").option("maxFilesPerTrigger", 1)
+    given: dict[str, Any] = {"quarantine": tmp_path / "bad", "expect": below_four}
+    done = do(reader.parquet(str(tmp_path / "in")), tasks.double, tmp_path / "doubles", **given)
+    assert (done.completed, done.failed) == (1, 2)
+    assert sorted(pq.read_table(tmp_path / "bad").column("k").to_pylist()) == ["k2", "k3"]
 
 
 def test_the_estimate_counts_what_failed_rows_cost_and_any_name_of_a_cost(

@@ -118,6 +118,17 @@ class Folder(msgspec.Struct, frozen=True):
             names = None if columns is None else list(columns)
             return pq.read_table(file, columns=names, filters=filters, partitioning=None)
 
+    def write_text(self, text: str, path: str) -> None:
+        """Write a text into an object store, in place of a former one."""
+        # The streams of delta-rs take bytes only, which a buffered stream gives them.
+        with pa.BufferedOutputStream(self._remote.open_output_stream(path), 65536) as stream:
+            stream.write(text.encode())
+
+    def read_text(self, path: str) -> str:
+        """Return a text in an object store. Raise ``OSError`` if there is none."""
+        with self._remote.open_input_file(path) as file:
+            return bytes(file.read()).decode()
+
     @property
     def _remote(self) -> PyFileSystem:
         return PyFileSystem(DeltaStorageHandler(self.root, dict(self.options)))

@@ -55,13 +55,13 @@ class DeltaOutput:
 
     def __init__(self, spark: SparkSession, path: str, *, ranged: str, stats: Sequence[str]) -> None:
         self._spark = spark
-        self._folder = open_folder(path, _settings(spark))
+        self.folder = open_folder(path, _settings(spark))
         self._ranged = ranged
         self._stats = tuple(stats)
 
     @property
     def is_local(self) -> bool:
-        return self._folder.is_local
+        return self.folder.is_local
 
     def load(self) -> Snapshot:
         """Return the current version of the table."""
@@ -76,10 +76,10 @@ class DeltaOutput:
         base = self.load()
         if base.table is not None:
             return from_arrow_schema(_arrow_of(base), prefer_timestamp_ntz=True)
-        others = [name for name in self._folder.names() if not name.startswith(("_", "."))]
+        others = [name for name in self.folder.names() if not name.startswith(("_", "."))]
         if others:
             raise InvalidInput(
-                f"{self._folder.root} is not a Delta table, and not empty: it has {others[0]!r}. Choose another "
+                f"{self.folder.root} is not a Delta table, and not empty: it has {others[0]!r}. Choose another "
                 "output, or the format that it was written in."
             )
         return None
@@ -90,10 +90,10 @@ class DeltaOutput:
         if not paths:
             return self._spark.createDataFrame([], schema)
         if self.is_local:
-            return self._spark.read.schema(schema).parquet(*(f"{self._folder.root}/{path}" for path in paths))
+            return self._spark.read.schema(schema).parquet(*(f"{self.folder.root}/{path}" for path in paths))
         # For most object stores, Spark needs a jar; delta-rs does not.
         listed = self._spark.createDataFrame(pa.table({"path": paths}))
-        reader = partial(_read, folder=self._folder, schema=arrow_schema(schema))
+        reader = partial(_read, folder=self.folder, schema=arrow_schema(schema))
         return listed.repartition(min(len(paths), 64)).mapInArrow(reader, schema)
 
     def files(self) -> list[str]:
@@ -115,7 +115,7 @@ class DeltaOutput:
         try:
             self._table(_nullable(schema)).create()
         except DeltaError as error:
-            raise InvalidInput(f"cannot create a Delta table at {self._folder.root}: {error}") from error
+            raise InvalidInput(f"cannot create a Delta table at {self.folder.root}: {error}") from error
 
     def append(self, rows: DataFrame, *, number: int) -> None:
         """Commit ``rows`` atomically under a number.
@@ -128,7 +128,7 @@ class DeltaOutput:
             self.create(rows.schema)
             base = self.load()
         if base.number != number - 1:
-            raise NameTaken(f"{self._folder.root}: commit {number}")
+            raise NameTaken(f"{self.folder.root}: commit {number}")
         table = self._table(_arrow_of(base))
         columns = [F.col(quoted(name)).alias(f"c{n}") for n, name in enumerate(table.schema.names)]
         writer = partial(_write, table=table, number=number)
@@ -171,7 +171,7 @@ class DeltaOutput:
         return Moved([file.path for file in gone], [file.path for file in made])
 
     def _table(self, schema: pa.Schema) -> Table:
-        return Table(self._folder, schema, ranged=self._ranged, stats=self._stats)
+        return Table(self.folder, schema, ranged=self._ranged, stats=self._stats)
 
 
 def _settings(spark: SparkSession) -> dict[str, str]:

@@ -67,6 +67,7 @@ def run_stream(
     """
     _check(request, stream)
     place = str(checkpoint) if checkpoint is not None else _default_checkpoint(request)
+    request = msgspec.structs.replace(request, is_part=True)
     batches: SimpleQueue[_Batch] = SimpleQueue()
 
     def hand_over(rows: DataFrame, _: int) -> None:
@@ -106,6 +107,11 @@ def _default_checkpoint(request: Request) -> str:
     if output.startswith("table:"):
         raise InvalidOption(
             f"the output {output!r} is a table, which has no folder for a checkpoint. Set checkpoint='...'."
+        )
+    if "://" in output and not output.startswith("file:") and request.format.lower() == "delta":
+        raise InvalidOption(
+            f"the output {output!r} is in an object store, to which Spark may have no access. Set checkpoint= to a "
+            "folder that Spark can use."
         )
     return f"{output.rstrip('/')}/{_CHECKPOINT}"
 
@@ -225,7 +231,7 @@ def process(
 
     ``expect`` is a predicate on results, or several by name. A row whose result it rejects fails with
     ``ExpectationFailed``; ``retry_failed`` runs it again. ``quarantine`` is a separate table for failed and rejected
-    rows, with all their columns. Each run replaces it.
+    rows, with all their columns. Each run replaces it; a run on new rows only keeps the others.
 
     Any worker on the task's queue runs the jobs. ``workers`` starts that many local worker processes.
     ``fleet="spark"`` uses ``fleet_size`` task slots of Spark (default: all but the one that the run needs).

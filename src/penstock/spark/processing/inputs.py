@@ -234,6 +234,9 @@ def write_mark(spark: SparkSession, ledger: Ledger, mark: Mark) -> None:
         escaped = text.replace("\\", "\\\\").replace("'", "\\'")
         spark.sql(f"ALTER TABLE {ledger.output} SET TBLPROPERTIES ('{_PROPERTY}' = '{escaped}')")
         return
+    if ledger.remote is not None:
+        ledger.remote.write_text(text, _FILE)
+        return
     path = f"{ledger.output.rstrip('/')}/{_FILE}"
     here = local_path(path)
     if here is not None and here.parent.is_dir():
@@ -253,6 +256,8 @@ def _stored(spark: SparkSession, ledger: Ledger) -> str:
                 spark.sql(f"SHOW TBLPROPERTIES {ledger.output}").where(F.col("key") == _PROPERTY).collect()
             )
             return str(properties[0]["value"]) if properties else ""
+        if ledger.remote is not None:
+            return ledger.remote.read_text(_FILE)
         path = f"{ledger.output.rstrip('/')}/{_FILE}"
         here = local_path(path)
         if here is not None and here.parent.is_dir():

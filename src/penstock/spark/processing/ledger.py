@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.cells import arrow_schema, result_array
 from penstock.spark.compaction import Moved
+from penstock.spark.delta import Folder
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
 from penstock.spark.driver_lease import output_identity
 from penstock.spark.processing.jsonledger import JSON_OPTIONS, check_json, read_json
@@ -178,9 +179,9 @@ class Ledger:
         return self.is_path and self._format.lower() == "parquet"
 
     @property
-    def is_beyond_spark(self) -> bool:
-        """Return whether the output is in an object store for which Spark may lack a jar."""
-        return self._delta is not None and not self._delta.is_local
+    def remote(self) -> Folder | None:
+        """The folder of an output in an object store for which Spark may lack a jar; else ``None``."""
+        return None if self._delta is None or self._delta.is_local else self._delta.folder
 
     def files(self) -> list[str] | None:
         """Return the names of its files; ``None`` if this process cannot list them."""

@@ -13,33 +13,26 @@ import msgspec
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import NullType, StructType
+from pyspark.sql.types import StructType
 
 from penstock.client.task import Task
 from penstock.core.names import uuid7
 from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, InvalidOption, OutputLost, TooManyFailures
 from penstock.spark.columntypes import check_columns
-from penstock.spark.driver_lease import OutputLease, output_identity, output_name
+from penstock.spark.driver_lease import OutputLease, output_name
 from penstock.spark.processing.collector import Collector
 from penstock.spark.processing.enqueue import Batch, Intake
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
-from penstock.spark.processing.ledger import PREFIX, Ledger
+from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.plan import OnChange, Plan, Planned, planned
 from penstock.spark.processing.progress import ProgressStyle, Tally, open_progress
+from penstock.spark.processing.quarantine import Quarantine
 from penstock.spark.processing.result import Expected, Processed, RunTables
 from penstock.spark.processing.running import Limits, Run
 from penstock.spark.processing.types import fit, value_type
 from penstock.spark.processing.workers import RunWorkers
-from penstock.spark.publishing import (
-    STAGING,
-    NameTaken,
-    fresh_path,
-    fresh_table,
-    refuse_pattern,
-    remove_folder,
-    with_micros,
-)
+from penstock.spark.publishing import STAGING, NameTaken, fresh_path, remove_folder
 from penstock.spark.rows import Layout
 from penstock.spark.schemas import namespace_of
 from penstock.spark.store import Store, shared_url
@@ -88,7 +81,7 @@ def _own_folder(scratch: str, ledger: Ledger) -> str:
 
 
 def _default(spark: SparkSession, ledger: Ledger) -> str:
-    if ledger.is_path and not ledger.is_beyond_spark:
+    if ledger.is_path and ledger.remote is None:
         return f"{ledger.output.rstrip('/')}/{STAGING}"
     master = spark.conf.get("spark.master", "")
     if master is None or not master.startswith("local"):
@@ -97,63 +90,6 @@ def _default(spark: SparkSession, ledger: Ledger) -> str:
             "not one. Set scratch='s3://...' or similar."
         )
     return tempfile.mkdtemp(prefix="penstock-")
-
-
-# Quarantine: a table of the failed and rejected rows, to inspect and repair.
-
-
-def check_quarantine(spark: SparkSession, quarantine: str | PurePath, ledger: Ledger, format: str) -> None:
-    """Check that the run may replace the quarantine.
-
-    Raises:
-        InvalidInput: it is the output, or holds something else.
-    """
-    name, is_path = _parse_output(quarantine)
-    if output_identity(name, is_path=is_path) == ledger.identity:
-        raise InvalidOption(f"quarantine and output must differ, got {name} for both.")
-    columns = _read_columns(spark, name, is_path=is_path, format=format)
-    if columns is not None and f"{PREFIX}state" not in columns:
-        raise InvalidInput(
-            f"{name} is not a quarantine: it has no column '{PREFIX}state'. The run would replace its content. Its "
-            f"columns are: {', '.join(columns)}. Choose another quarantine."
-        )
-
-
-def write_quarantine(rows: DataFrame, quarantine: str | PurePath, format: str) -> None:
-    """Replace the rows of the quarantine."""
-    name, is_path = _parse_output(quarantine)
-    # No format can hold a column without a type.
-    void = [field.name for field in rows.schema if isinstance(field.dataType, NullType)]
-    rows = rows.drop(*void)
-    if is_path and format.lower() == _DELTA:
-        from deltalake import write_deltalake
-
-        write_deltalake(name, rows.toArrow(), mode="overwrite", schema_mode="overwrite")
-        return
-    with with_micros(rows.sparkSession):
-        writer = rows.coalesce(1).write.mode("overwrite").format(format)
-        if is_path:
-            writer.save(name)
-        else:
-            writer.saveAsTable(name)
-
-
-def _read_columns(spark: SparkSession, name: str, *, is_path: bool, format: str) -> list[str] | None:
-    if is_path and format.lower() == _DELTA:
-        from deltalake import DeltaTable
-
-        return DeltaTable(name).schema().to_arrow().names if DeltaTable.is_deltatable(name) else None
-    table = fresh_path(spark, name, spark.read.format(format).load) if is_path else fresh_table(spark, name)
-    # JSON lines without rows have no columns.
-    return None if table is None or not table.columns else table.columns
-
-
-def _parse_output(quarantine: str | PurePath) -> tuple[str, bool]:
-    name = str(quarantine)
-    if name.startswith(_TABLE):
-        return name.removeprefix(_TABLE), False
-    refuse_pattern(name)
-    return name, True
 
 
 # The request.
@@ -193,6 +129,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     expected: Expected | None = None
     quarantine: str | PurePath | None = None
     since: str | int | None = None
+    # Whether the tables are parts of a larger input, like the batches of a stream.
+    is_part: bool = False
 
     def carry_out(self, df: DataFrame, workers: RunWorkers | None = None) -> Processed:
         """Run the task on the rows of a table, or only plan it for a dry run. Start workers unless they are passed."""
@@ -223,7 +161,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         ledger = self._ledger(df)
         ledger.check()
         if self.quarantine is not None:
-            check_quarantine(df.sparkSession, self.quarantine, ledger, self.format)
+            Quarantine(df.sparkSession, self.quarantine, self.format).check(ledger)
         workers = workers or self.open_workers(df.sparkSession)
         call = _Call(request=self, url=shared_url(self.task.app), run_id=uuid7(), layout=layout, df=df)
         with Scratch(df.sparkSession, ledger, call.run_id, self.scratch) as scratch:
@@ -235,7 +173,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def tables(self, df: DataFrame) -> RunTables:
         again = msgspec.structs.replace(
-            self, retry_failed=True, limit=None, on_change="keep", dry_run=False, since=None
+            self, retry_failed=True, limit=None, on_change="keep", dry_run=False, since=None, is_part=True
         )
         return RunTables(
             rows=df,
@@ -321,14 +259,14 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
                     with workers:
                         run.run(work.todo, plan.todo)
             except TooManyFailures:
-                self._quarantine()
+                self._quarantine(scratch)
                 raise
             finally:
                 progress.close(tally)
             if not collector.last_commit and ledger.read() is None:
                 ledger.begin()
             work.remember(collector.ended)
-            self._quarantine()
+            self._quarantine(scratch)
             _compact(ledger, work)
         seconds = time.monotonic() - began_at
         return self._processed(ledger, plan, tally=tally, seconds=seconds, stopped=run.stopped)
@@ -339,10 +277,15 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             return Collector(store, ledger, lease, batch, cost_name=cost_name)
         return Collector(store, ledger, lease, batch, cost_name=cost_name, judge=expected.judged)
 
-    def _quarantine(self) -> None:
-        if self.request.quarantine is not None:
-            rows = self.request.tables(self.df).failed_or_rejected()
-            write_quarantine(rows, self.request.quarantine, self.request.format)
+    def _quarantine(self, scratch: Scratch) -> None:
+        request, tables = self.request, self.request.tables(self.df)
+        if request.quarantine is None:
+            return
+        quarantine = Quarantine(self.df.sparkSession, request.quarantine, request.format)
+        if request.is_part or request.since is not None:
+            quarantine.update(tables.failed_or_rejected(), seen=self.df, key=request.key, folder=scratch.path)
+        else:
+            quarantine.replace(tables.failed_or_rejected())
 
     def _processed(
         self, ledger: Ledger, plan: Plan, *, tally: Tally | None = None, **fields: Any
