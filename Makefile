@@ -11,7 +11,7 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process clean
+.PHONY: help demo test test-quick test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process bench-history clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-spark     the pipeline on Spark, beside plain processes"
 	@echo "make bench-duel      an async call per row of a table, beside Daft, Ray Data and Spark"
 	@echo "make bench-process   process over settled rows, beside a bare Spark scan"
+	@echo "make bench-history   new events in small and large histories"
 	@echo "make clean           remove .venv, caches and builds"
 
 demo: $(VENV)/.demo
@@ -91,6 +92,9 @@ bench-duel: $(VENV)/.dev
 
 bench-process: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/process $(ARGS)
+
+bench-history: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/history $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-spark-* .venv-python-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -75,9 +75,9 @@ class Driver:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def finish(self) -> None:
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
         """Wait for its end, which is to be a good one."""
-        assert self._process.wait(PATIENCE_S) == 0, self.said()[-40:]
+        assert self._process.wait(patience_s) == 0, self.said()[-40:]
 
     def end(self) -> None:
         """Whatever is left of it."""

@@ -9,9 +9,9 @@ from penstock.core.job import Extras, NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure, Outcome, Release, Snooze
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage
-from penstock.storage.values import Report, Settlement, Take
+from penstock.storage.values import QueueSettings, Report, Settlement, Take
 
-__all__ = ["happen", "happenings"]
+__all__ = ["fill_days", "happen", "happenings"]
 
 TASKS = ("send", "resize", "score")
 LEASE_MS = 30_000
@@ -82,3 +82,36 @@ async def _operate(storage: Storage, queue: str, choice: random.Random, ids: lis
         case _:
             if choice.random() < 0.1:
                 await storage.obliterate(queue, force=True)
+
+
+def fill_days(url: str, queue: str, *, events: int, start_ms: int, length_ms: int) -> None:
+    """Jobs with three events each, from ``start_ms`` after the queue's time on, spread over ``length_ms``. One in fifty
+    fails, none is removed, and none of the log is trimmed."""
+    with Store(url) as store:
+        store.run(_fill_days(store.storage, queue, events // 3, start_ms, length_ms))
+
+
+_AT_ONCE = 1000
+
+
+async def _fill_days(storage: Storage, queue: str, jobs: int, start_ms: int, length_ms: int) -> None:
+    await storage.configure(queue, QueueSettings(events_count=None))
+    first = (await storage.read_entries(queue, after=0, limit=1)).last
+    pause_ms = length_ms * _AT_ONCE // max(jobs, 1)
+    await storage.shift_clock(queue, start_ms)
+    for start in range(0, jobs, _AT_ONCE):
+        numbers = range(first + start, first + min(start + _AT_ONCE, jobs))
+        options = [Options(task=task, attempts=1) for task in TASKS]
+        await storage.enqueue(queue, [NewJob(f"j{n}", b"1", options[n % len(TASKS)]) for n in numbers])
+        await storage.shift_clock(queue, pause_ms // 2)
+        take = Take(f"w{start // _AT_ONCE % 5}", len(numbers), 86_400_000)
+        leases = (await storage.claim(queue, take)).leases
+        await storage.shift_clock(queue, pause_ms - pause_ms // 2)
+        ends: list[Outcome] = [
+            Fail(Failure("TimeoutError", "no answer")) if number % 50 == 0 else Complete(b"1")
+            for number in range(len(leases))
+        ]
+        await storage.settle(
+            queue,
+            [Settlement(lease.id, lease.token, end) for lease, end in zip(leases, ends, strict=True)],
+        )
