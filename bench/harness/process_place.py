@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 import penstock.spark as ps
-from penstock.spark.options import namespace_of
 from penstock.spark.processing.enqueue import ARROW
 from penstock.spark.processing.request import ledger_of
 from penstock.spark.processing.snapshot import snapshot
 from penstock.spark.rows import Layout
+from penstock.spark.schemas import namespace_of
 from penstock.spark.store import shared_url
 
 from . import process_app
