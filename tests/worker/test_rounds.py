@@ -18,6 +18,7 @@ from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.rounds import Rounds
 from penstock.worker.slots import ServedQueue
 from penstock.worker.sweeper import DeathWatch, Sweeper
+from tests.worker.conftest import until, working
 
 ROUNDS = 3
 
@@ -115,6 +116,15 @@ async def test_the_dead_workers_of_other_queues_are_found(
         with pytest.raises(StorageUnavailable):
             await watch.run_once()
     assert (await storage.counts("near")).waiting == 1
+
+
+async def test_a_worker_that_stops_says_so_to_other_queues(
+    app: App, storage: Storage, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "depart", Reach(storage.depart, hangs=hangs))
+    async with working(app, queues=["away", "near"]):
+        await until(lambda: storage.workers("near"))
+    assert await storage.workers("near") == []
 
 
 async def test_a_late_call_is_answered_in_a_later_round() -> None:

@@ -347,8 +347,10 @@ class WorkerSession:
     async def _depart(self) -> None:
         try:
             async with asyncio.timeout(_DEPART_S):
-                for served in self._served_queues:
-                    await self.storage.depart(served.name, self.options.id)
-        except (StorageError, TimeoutError):
+                await asyncio.gather(
+                    *(self.storage.depart(served.name, self.options.id) for served in self._served_queues),
+                    return_exceptions=True,
+                )
+        except TimeoutError:
             # The store forgets the worker's record in an hour anyway.
             return
