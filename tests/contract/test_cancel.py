@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.lifecycle import EventType, State
+from penstock.core.lifecycle import CancelAnswer, EventType, State
 from penstock.core.outcome import Complete, Fail
-from penstock.storage.values import CancelAnswer, Finished
+from penstock.storage.values import Finished
 from tests.contract.factories import (
     BOOM,
     LEASE_MS,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.lifecycle import EventType, State
+from penstock.core.lifecycle import EventType, RetryAnswer, State
 from penstock.core.outcome import Complete, Fail
-from penstock.storage.values import RetryAnswer
 from tests.contract.factories import BOOM, MINUTE_MS, Bench, Seen, other_states, start_states
 
 E, S = EventType, State

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core.job import NewJob
-from penstock.storage.values import Fired, NewScheduler, Scheduler, SchedulerAnswer, Schedulers
+from penstock.core.lifecycle import SchedulerAnswer
+from penstock.storage.values import Fired, NewScheduler, Scheduler, Schedulers
 from tests.model.running import Running
 
 __all__ = ["Clock", "Clockwork"]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.job import EMPTY_EXTRAS
-from penstock.core.lifecycle import TERMINAL, State
-from penstock.storage.values import HoldAnswer, ReleaseAnswer
+from penstock.core.lifecycle import TERMINAL, HoldAnswer, ReleaseAnswer, State
 from tests.model.record import Record, by_time
 from tests.model.suspending import Suspending
 

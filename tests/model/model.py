@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
-from penstock.storage.values import (
+from penstock.core.lifecycle import (
+    OPEN,
+    TERMINAL,
     CancelAnswer,
-    Change,
     ChangeAnswer,
-    Finished,
+    EventType,
     PromoteAnswer,
-    QueueSettings,
     RemoveAnswer,
     RetryAnswer,
-    Unchanged,
+    State,
     UnchangedAnswer,
 )
+from penstock.storage.values import Change, Finished, QueueSettings, Unchanged
 from tests.model.clockwork import Clockwork
 from tests.model.record import Record, news_of
 

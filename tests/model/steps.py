@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.core.job import EMPTY_EXTRAS, Extras, NewJob
-from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
+from penstock.core.lifecycle import OPEN, TERMINAL, EventType, PromoteAnswer, State
 from penstock.core.outcome import Failure
 from penstock.core.staging import staged_at_ms
-from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
+from penstock.storage.values import Finished, QueueSettings
 from tests.model.grouping import Grouping
 from tests.model.record import ORDER, Entry, Happened, Record, Slot, news_of, replaces
 from tests.model.ties import Ties

@@ -7,8 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.job import EMPTY_EXTRAS, Extras
-from penstock.core.lifecycle import OPEN, EventType, State
-from penstock.storage.values import SignalAnswer
+from penstock.core.lifecycle import OPEN, EventType, SignalAnswer, State
 from tests.model.record import Record
 from tests.model.steps import Steps
 

@@ -42,22 +42,19 @@ from penstock.storage.values import Change, Held
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.job import Job
-    from penstock.storage.contract import Storage
-    from penstock.storage.metrics import Minute
-    from penstock.storage.values import (
+    from penstock.core.lifecycle import (
         CancelAnswer,
         ChangeAnswer,
-        Checked,
-        Consumer,
-        Counts,
         HoldAnswer,
         PromoteAnswer,
-        QueueSettings,
         ReleaseAnswer,
         RemoveAnswer,
         RetryAnswer,
         SignalAnswer,
     )
+    from penstock.storage.contract import Storage
+    from penstock.storage.metrics import Minute
+    from penstock.storage.values import Checked, Consumer, Counts, QueueSettings
 
 
 EndLeaseAnswer: TypeAlias = Literal["ended", "not_active", "not_found"]

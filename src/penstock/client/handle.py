@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from penstock.client.waiter import Expected
     from penstock.core.event import Event
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob, Policy
+    from penstock.core.lifecycle import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
     from penstock.storage.contract import Storage
-    from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
 
 
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""The states of a job and the transitions between them, as data.
+"""The states of a job, the answers of the verbs on jobs, and the transitions that they make, as data.
 
 Engines implement ``TRANSITIONS``, and the contract tests walk it. Only a verb changes a state; time alone never
 does.
@@ -7,7 +7,7 @@ does.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class State(StrEnum):
@@ -55,6 +55,31 @@ class EventType(StrEnum):
     RESUMED = "resumed"
     CONFIGURED = "configured"
     OBLITERATED = "obliterated"
+
+
+# The answers of verbs, for each job
+
+
+CancelAnswer = Literal[
+    "cancelled",
+    "requested",
+    "completed",
+    "failed",
+    "already_cancelled",
+    "not_found",
+    "rerun_cancelled",
+    "no_rerun",
+]
+RetryAnswer = Literal["retried", "not_failed", "not_found"]
+PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
+ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
+AttachAnswer = Literal["attached", "ended", "not_found"]
+RemoveAnswer = Literal["removed", "active", "not_found"]
+UnchangedAnswer = Literal["removed", "changed", "held", "not_found"]
+SchedulerAnswer = Literal["created", "updated", "unchanged"]
+SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
+HoldAnswer = Literal["held", "not_found"]
+ReleaseAnswer = Literal["released", "not_held", "not_found"]
 
 
 class Transition(NamedTuple):

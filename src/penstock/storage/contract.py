@@ -6,33 +6,38 @@ sizes, options); an engine checks only what it alone can know. ``storage.values`
 docs/verbs.md describes every verb in full, and ``tests/contract`` checks an engine against both.
 
 The store's clock decides: ``now`` is the time of the queue, and never goes back.
-
-**Lost replies.** ``enqueue``, ``claim`` and ``settle`` take a ``Ticket``. A call repeated with the same ticket returns
-the first answer and changes nothing, as long as it is the last call of its stream and less than a minute old. Engines
-that use a network issue their own tickets when they repeat a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
 from penstock.core.event import EntryPage, EventPage
 from penstock.core.flow import DependencyRecord, Node
 from penstock.core.job import DAY_MS, Dependency, Enqueued, Job, NewJob
-from penstock.core.lifecycle import State
+from penstock.core.lifecycle import (
+    AttachAnswer,
+    CancelAnswer,
+    ChangeAnswer,
+    HoldAnswer,
+    PromoteAnswer,
+    ReleaseAnswer,
+    RemoveAnswer,
+    RetryAnswer,
+    SchedulerAnswer,
+    SignalAnswer,
+    State,
+    UnchangedAnswer,
+)
 from penstock.core.limits import Limit, LimitsOfQueue
-from penstock.errors import StorageError
 from penstock.storage.metrics import Minute
 from penstock.storage.values import (
-    AttachAnswer,
     Budget,
     Bulk,
-    CancelAnswer,
     Change,
-    ChangeAnswer,
     Checked,
     Claimed,
     Consumer,
@@ -43,34 +48,45 @@ from penstock.storage.values import (
     Found,
     GroupPage,
     Held,
-    HoldAnswer,
     JobPage,
     LogPage,
     NewScheduler,
-    PromoteAnswer,
     Query,
     QueueClock,
     QueueSettings,
-    ReleaseAnswer,
-    RemoveAnswer,
     Report,
-    RetryAnswer,
-    SchedulerAnswer,
     Schedulers,
     SettledBatch,
     Settlement,
-    SignalAnswer,
     Swept,
     Take,
     Ticket,
     Unchanged,
-    UnchangedAnswer,
     Usage,
     WorkerRecord,
 )
 
 
-class Storage(Protocol):
+class VerbsOnIds(Protocol):
+    """The verbs that take nothing but ids, and give one answer for each: ``on_ids`` runs them by name."""
+
+    async def on_ids(self, queue: str, verb: str, ids: Sequence[str], answers: Any) -> list[Any]:
+        """Run the engine's rule of this name. ``answers`` is the type of the answers."""
+
+    async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
+        """Queue failed and cancelled jobs again, with counts and ttl from zero and the same incarnation."""
+        return await self.on_ids(queue, "retry", ids, RetryAnswer)
+
+    async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
+        """Make scheduled jobs wait from now on."""
+        return await self.on_ids(queue, "promote", ids, PromoteAnswer)
+
+    async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
+        """Delete records. Active jobs stay."""
+        return await self.on_ids(queue, "remove", ids, RemoveAnswer)
+
+
+class Storage(VerbsOnIds, Protocol):
     """One namespace of one store. ``penstock.storage.open_storage(url)`` makes it.
 
     A storage belongs to the event loop that opened it. Its methods raise ``StorageError`` and subclasses.
@@ -212,7 +228,7 @@ class Storage(Protocol):
     async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
         """Enqueue the job of a slot and move on to the next, if the slot is still the scheduler's next."""
 
-    # Operating on jobs
+    # Operating on jobs (see also ``VerbsOnIds``)
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         """End pending jobs, and ask active ones to stop (``requested``); the request outlives rescue and retry.
@@ -220,14 +236,8 @@ class Storage(Protocol):
         ``rerun_only`` drops only the reruns that wait behind active jobs (``rerun_cancelled``, ``no_rerun``).
         """
 
-    async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
-        """Queue failed and cancelled jobs again, with counts and ttl from zero and the same incarnation."""
-
     async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
         """Retry up to ``limit`` failed jobs. A job that fails again meanwhile is not retried twice."""
-
-    async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
-        """Make scheduled jobs wait from now on."""
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
         """Return the id of the job that holds a dedup key; ``None`` if the key is free."""
@@ -241,9 +251,6 @@ class Storage(Protocol):
         The ttls can change in every state and move a finished job's expiry; the payload while the job is open; the
         priority unless it is active; ``delay_ms`` while it waits or is scheduled.
         """
-
-    async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
-        """Delete records. Active jobs stay."""
 
     async def remove_unchanged(
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
@@ -435,11 +442,3 @@ class Storage(Protocol):
 
         With ``jump``, instead make the wall clock that the queue sees wrong by ``ms``, in either direction.
         """
-
-
-def jobs_active(queue: str, *, active: int) -> StorageError:
-    """Return the error of an ``obliterate`` that found active jobs. Every engine raises it."""
-    return StorageError(
-        f"queue {queue!r} was not obliterated: {active} of its jobs {'is' if active == 1 else 'are'} active. "
-        "Stop its workers first, or use force=True: their leases are then lost."
-    )

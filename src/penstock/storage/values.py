@@ -11,32 +11,18 @@ from penstock.core.job import Enqueued, Job, Lease
 from penstock.core.lifecycle import State
 from penstock.core.limits import GroupState
 from penstock.core.outcome import Failure, Outcome
+from penstock.errors import StorageError
 
-CancelAnswer = Literal[
-    "cancelled",
-    "requested",
-    "completed",
-    "failed",
-    "already_cancelled",
-    "not_found",
-    "rerun_cancelled",
-    "no_rerun",
-]
-RetryAnswer = Literal["retried", "not_failed", "not_found"]
-PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
-ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
-AttachAnswer = Literal["attached", "ended", "not_found"]
-RemoveAnswer = Literal["removed", "active", "not_found"]
-UnchangedAnswer = Literal["removed", "changed", "held", "not_found"]
-SchedulerAnswer = Literal["created", "updated", "unchanged"]
-SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
-HoldAnswer = Literal["held", "not_found"]
-ReleaseAnswer = Literal["released", "not_held", "not_found"]
 Extended = Literal["extended", "cancel", "expired", "lost"]
 
 
 class Ticket(NamedTuple):
-    """Identifies a call, so that the engine recognises its repetition. A stream has one call under way at a time."""
+    """Identifies a call, so that the engine recognises its repetition. A stream has one call under way at a time.
+
+    A call repeated with the same ticket returns the first answer and changes nothing, as long as it is the last call
+    of its stream and less than a minute old. Engines that use a network issue their own tickets when they repeat a
+    call.
+    """
 
     stream: str
     number: int
@@ -412,3 +398,11 @@ class Checked(msgspec.Struct, frozen=True):
 def with_deaths(workers: list[WorkerRecord], lives: Mapping[str, bool]) -> list[WorkerRecord]:
     """Return the records with ``dead`` set from ``Storage.lives``."""
     return [msgspec.structs.replace(worker, dead=lives.get(worker.id) is False) for worker in workers]
+
+
+def jobs_active(queue: str, *, active: int) -> StorageError:
+    """Return the error of an ``obliterate`` that found active jobs. Every engine raises it."""
+    return StorageError(
+        f"queue {queue!r} was not obliterated: {active} of its jobs {'is' if active == 1 else 'are'} active. "
+        "Stop its workers first, or use force=True: their leases are then lost."
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from typing import get_args
 
 from penstock.core.job import DAY_MS, HOUR_MS, Extras, Options
-from penstock.core.lifecycle import EventType, State
+from penstock.core.lifecycle import EventType, PromoteAnswer, RemoveAnswer, RetryAnswer, State
 from penstock.core.retry import Exponential
 from penstock.storage.valkey.jobs import STATES, parse_header, stored_options
 from penstock.storage.valkey.library import library
+from penstock.storage.valkey.operating import letters_of
 
 FILES = {
     entry.name: entry.read_text()
@@ -69,3 +71,8 @@ def test_headers_of_lua_files_name_only_events_that_exist() -> None:
         named = re.findall(r"^-- events: +(.*(?:\n--   .*)*)", text, re.MULTILINE)
         words = {word for line in named for word in re.findall(r"\b\w+ed\b|\bcancelling\b", line)}
         assert words <= {event.value for event in EventType}, name
+
+
+def test_each_answer_of_a_verb_on_ids_has_a_letter_of_its_own() -> None:
+    for answers in (RetryAnswer, PromoteAnswer, RemoveAnswer):
+        assert set(letters_of(answers).values()) == set(get_args(answers))

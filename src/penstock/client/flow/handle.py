@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
     from penstock.client.session import Session
     from penstock.core.flow import DependencyRecord
+    from penstock.core.lifecycle import AttachAnswer, CancelAnswer, RetryAnswer
     from penstock.storage.contract import Storage
-    from penstock.storage.values import AttachAnswer, CancelAnswer, RetryAnswer
 
 
 _PAGE: Final = 1000

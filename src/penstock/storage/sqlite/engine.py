@@ -14,7 +14,9 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, 
 from penstock.core.event import EventPage
 from penstock.core.flow import Node
 from penstock.core.job import Enqueued, NewJob
+from penstock.core.lifecycle import ChangeAnswer
 from penstock.errors import StorageError
+from penstock.storage.contract import VerbsOnIds
 from penstock.storage.sqlite import (
     claim,
     dedup,
@@ -40,7 +42,6 @@ from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.wake import CAN_SIGNAL
 from penstock.storage.values import (
     Change,
-    ChangeAnswer,
     Checked,
     Claimed,
     Finished,
@@ -98,7 +99,7 @@ def _reads(look: Callable[Concatenate[View, P], Answer]) -> Verb[P, Answer]:
     return cast("Verb[P, Answer]", method)
 
 
-class SqliteStorage:
+class SqliteStorage(VerbsOnIds):
     """One namespace of one database."""
 
     # Running jobs
@@ -124,12 +125,9 @@ class SqliteStorage:
     # Jobs
 
     cancel = _writes(job_verbs.cancel, names_jobs=True)
-    retry = _writes(job_verbs.retry, names_jobs=True)
     retry_all = _writes(queue_verbs.retry_all)
-    promote = _writes(job_verbs.promote, names_jobs=True)
     dedup_of = _reads(dedup.dedup_of)
     clear_dedup = _writes(dedup.clear_dedup)
-    remove = _writes(job_verbs.remove, names_jobs=True)
     remove_unchanged = _writes(job_verbs.remove_unchanged)
     unstage = _writes(queue_verbs.unstage)
     signal = _writes(job_verbs.signal)
@@ -225,6 +223,10 @@ class SqliteStorage:
             session = self._session = session.reopened(timeout_s=self._address.timeout_s)
             self._news_seen.clear()  # Another file numbers its news from the start.
         return session
+
+    async def on_ids(self, queue: str, verb: str, ids: Sequence[str], answers: Any) -> list[Any]:
+        rule: Callable[[Unit, Sequence[str]], list[Any]] = getattr(job_verbs, verb)
+        return await self._opened.write(queue, lambda unit: rule(unit, ids), weight=len(ids) or 1, ids=ids)
 
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None

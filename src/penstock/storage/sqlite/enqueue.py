@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, NewJob
-from penstock.core.lifecycle import EventType, State
+from penstock.core.lifecycle import AttachAnswer, EventType, State
 from penstock.core.outcome import Failure
 from penstock.core.staging import check_staged
 from penstock.errors import CostTooHigh
@@ -29,7 +29,6 @@ from penstock.storage.sqlite.records import (
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import join_slot, keep_slot, new_record, queue_afresh, update
 from penstock.storage.sqlite.unit import Put, Unit
-from penstock.storage.values import AttachAnswer
 
 _CHANGED = EventType.CHANGED.value
 _FINISHED = (COMPLETED, FAILED, CANCELLED)

@@ -10,7 +10,16 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.core.lifecycle import EventType
+from penstock.core.lifecycle import (
+    CancelAnswer,
+    ChangeAnswer,
+    EventType,
+    PromoteAnswer,
+    RemoveAnswer,
+    RetryAnswer,
+    SignalAnswer,
+    UnchangedAnswer,
+)
 from penstock.storage.bounds import SIGNALS_KEPT
 from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.records import (
@@ -29,17 +38,7 @@ from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import change_ttls, drop_slot, due_at, enter_waiting, finish
 from penstock.storage.sqlite.transitions import remove as remove_record
 from penstock.storage.sqlite.unit import Unit
-from penstock.storage.values import (
-    CancelAnswer,
-    Change,
-    ChangeAnswer,
-    PromoteAnswer,
-    RemoveAnswer,
-    RetryAnswer,
-    SignalAnswer,
-    Unchanged,
-    UnchangedAnswer,
-)
+from penstock.storage.values import Change, Unchanged
 
 _CANCELLED = EventType.CANCELLED.value
 _CANCELLING = EventType.CANCELLING.value

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.core.flow import DependencyRecord, DependencyState, Node, link_nodes
 from penstock.core.job import Dependency, Dependent, Enqueued, Policy
-from penstock.core.lifecycle import State
+from penstock.core.lifecycle import AttachAnswer, State
 from penstock.core.names import check_namespace
 from penstock.core.text import get_logger
 from penstock.errors import InvalidOption, PenstockError, StorageError, StorageRefused
@@ -34,7 +34,7 @@ from penstock.storage.valkey.reading import Reading
 from penstock.storage.valkey.replies import ReplyError, run_id
 from penstock.storage.valkey.routers import Router, router_for
 from penstock.storage.valkey.running import ENQUEUED, Running, refusal
-from penstock.storage.values import AttachAnswer, Ticket, WorkerRecord, with_deaths
+from penstock.storage.values import Ticket, WorkerRecord, with_deaths
 
 # Flows
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from functools import cache
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.core.job import NewJob
-from penstock.core.lifecycle import State
+from penstock.core.lifecycle import (
+    CancelAnswer,
+    ChangeAnswer,
+    HoldAnswer,
+    ReleaseAnswer,
+    SchedulerAnswer,
+    SignalAnswer,
+    State,
+    UnchangedAnswer,
+)
 from penstock.core.limits import Bucket, GroupState, Limit, LimitsOfQueue, Rate
 from penstock.core.staging import staged_at_ms
 from penstock.errors import StorageDamaged
-from penstock.storage.contract import jobs_active
+from penstock.storage.contract import VerbsOnIds
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Refused
 from penstock.storage.valkey.jobs import encode_jobs, parse_header, stored_options
@@ -23,26 +33,17 @@ from penstock.storage.valkey.running import Running, refusal
 from penstock.storage.values import (
     Budget,
     Bulk,
-    CancelAnswer,
     Change,
-    ChangeAnswer,
     Checked,
     Fired,
     GroupPage,
-    HoldAnswer,
     NewScheduler,
-    PromoteAnswer,
     QueueSettings,
-    ReleaseAnswer,
-    RemoveAnswer,
-    RetryAnswer,
     Scheduler,
-    SchedulerAnswer,
     Schedulers,
-    SignalAnswer,
     Unchanged,
-    UnchangedAnswer,
     Usage,
+    jobs_active,
 )
 
 # The answers by the letters of replies.
@@ -56,9 +57,6 @@ _CANCELLED: Final[Mapping[str, CancelAnswer]] = {
     "d": "rerun_cancelled",
     "n": "no_rerun",
 }
-_RETRIED: Final[Mapping[str, RetryAnswer]] = {"r": "retried", "n": "not_failed", "-": "not_found"}
-_PROMOTED: Final[Mapping[str, PromoteAnswer]] = {"p": "promoted", "n": "not_scheduled", "-": "not_found"}
-_REMOVED: Final[Mapping[str, RemoveAnswer]] = {"r": "removed", "a": "active", "-": "not_found"}
 _REMOVED_UNCHANGED: Final[Mapping[str, UnchangedAnswer]] = {
     "r": "removed",
     "c": "changed",
@@ -86,20 +84,17 @@ _unpack_limit: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, in
 _A = TypeVar("_A")
 
 
-class Operating(Running):
+@cache
+def letters_of(answers: Any) -> dict[str, str]:
+    """Return the answers of a verb on ids by their letters: the first of each, and ``-`` for ``not_found``."""
+    return {"-" if answer == "not_found" else answer[0]: answer for answer in get_args(answers)}
+
+
+class Operating(Running, VerbsOnIds):
     """The part of the engine that operates on jobs and queues. Bulk verbs call once per step."""
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, _CANCELLED)
-
-    async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
-        return await self._each(queue, "retry", ids, _RETRIED)
-
-    async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
-        return await self._each(queue, "promote", ids, _PROMOTED)
-
-    async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
-        return await self._each(queue, "remove", ids, _REMOVED)
 
     async def remove_unchanged(
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
@@ -125,6 +120,9 @@ class Operating(Running):
 
     async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
         return self._letters(queue, await self._calls.call(queue, "release", consumer, *ids), _RELEASED)
+
+    async def on_ids(self, queue: str, verb: str, ids: Sequence[str], answers: Any) -> list[Any]:
+        return await self._each(queue, verb, ids, letters_of(answers))
 
     async def _each(self, queue: str, verb: str, ids: Sequence[Arg], answers: Mapping[str, _A]) -> list[_A]:
         return self._letters(queue, await self._calls.call(queue, verb, *ids, ids=ids), answers)
