@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import penstock.spark as ps
-from penstock.client.admin import end_leases
+from penstock.client.job_verbs import end_leases
 from penstock.core.outcome import Fail, Failure
 from penstock.errors import FleetFailed, InvalidInput, OutputBusy, OutputLost, StorageError, TooManyFailures
 from penstock.spark import driver_lease

@@ -5,13 +5,14 @@ The table has the one-line summaries, so that ``penstock --help`` imports no com
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from penstock import __version__
-from penstock.cli.parameters import Family, global_options
+from penstock.cli.parameters import STATES, Family, global_options
 
 
 class Row(NamedTuple):
@@ -21,6 +22,46 @@ class Row(NamedTuple):
     heading: str
     summary: str
 
+
+class JobVerb(NamedTuple):
+    """A command that applies the verb of its name to jobs, by their ids: all that is special about it.
+
+    ``states`` are those of the ids that shells complete. ``done`` and ``refused`` are the answers of the verb, in words
+    that follow the id of a job.
+    """
+
+    summary: str
+    help: str
+    states: tuple[str, ...]
+    done: Mapping[str, str]
+    refused: Mapping[str, str]
+
+
+JOB_VERBS: Final = {
+    "retry": JobVerb(
+        "Run failed or cancelled jobs again.",
+        "Run failed or cancelled jobs again, with all their attempts.",
+        ("failed", "cancelled"),
+        {"retried": "waits again"},
+        {"not_failed": "has neither failed nor been cancelled, so there is nothing to retry"},
+    ),
+    "promote": JobVerb(
+        "Run scheduled jobs now.",
+        "Run scheduled jobs as soon as a worker is free, before they are due.",
+        ("scheduled",),
+        {"promoted": "waits now"},
+        {
+            "not_scheduled": "is not scheduled, or staged by a write that has not committed; see `penstock why`"
+        },
+    ),
+    "remove": JobVerb(
+        "Delete jobs.",
+        "Delete jobs with their logs and results. Active jobs are refused: cancel them first.",
+        tuple(state for state in STATES if state != "active"),
+        {"removed": "removed"},
+        {"active": "is active: cancel it first, or take it from its worker with `penstock reset`"},
+    ),
+}
 
 _JOBS, _QUEUES, _WORKERS, _TABLES, _SETUP = "Jobs", "Queues", "Workers", "Tables", "Setup"
 
@@ -35,9 +76,7 @@ COMMANDS: Final[dict[str, Row]] = {
     "wait": Row("waiting:wait", _JOBS, "Wait for jobs to end; the exit code says how they ended."),
     "search": Row("search:search", _JOBS, "Find jobs by task, time, error or payload."),
     "cancel": Row("operate:cancel", _JOBS, "Cancel jobs, and stop those that run."),
-    "retry": Row("operate:retry", _JOBS, "Run failed or cancelled jobs again."),
-    "promote": Row("operate:promote", _JOBS, "Run scheduled jobs now."),
-    "remove": Row("operate:remove", _JOBS, "Delete jobs."),
+    **{name: Row("operate:BY_ID", _JOBS, verb.summary) for name, verb in JOB_VERBS.items()},
     "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers and run them again."),
     "reset-stale": Row("operate:reset_stale", _JOBS, "Reset jobs that have been active for too long."),
     "signal": Row("operate:signal", _JOBS, "Send a signal to a job that waits for it."),
@@ -94,7 +133,8 @@ class LazyGroup(Family):
         if row is None:
             return None
         module, _, name = row.target.partition(":")
-        command: click.Command = getattr(import_module(f"penstock.cli.{module}"), name)
+        found: Any = getattr(import_module(f"penstock.cli.{module}"), name)
+        command: click.Command = found[cmd_name] if isinstance(found, dict) else found
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

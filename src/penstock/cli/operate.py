@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from penstock.cli.commands import JOB_VERBS, JobVerb
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
 from penstock.cli.jobview import find_job
@@ -15,7 +16,6 @@ from penstock.cli.parameters import (
     OPEN,
     QUEUE_OF_ID,
     QUEUE_OF_IDS,
-    STATES,
     Flags,
     command,
     completes_ids,
@@ -38,20 +38,16 @@ _DONE: Final = {
     "cancelled": "cancelled",
     "rerun_cancelled": "does not run again after this run",
     "requested": f"asked to stop: its worker notices within {LONGEST_HEARTBEAT_MS // 1000} seconds",
-    "retried": "waits again",
-    "removed": "removed",
-    "promoted": "waits now",
     "ended": "taken from its worker: it waits again",
+    **{answer: words for verb in JOB_VERBS.values() for answer, words in verb.done.items()},
 }
 _NOT_DONE: Final = {
     "completed": "has completed already",
     "failed": "has failed already",
     "already_cancelled": "was cancelled already",
     "no_rerun": "has no waiting rerun",
-    "not_failed": "has neither failed nor been cancelled, so there is nothing to retry",
-    "not_scheduled": "is not scheduled, or staged by a write that has not committed; see `penstock why`",
-    "active": "is active: cancel it first, or take it from its worker with `penstock reset`",
     "not_active": "is not active",
+    **{answer: words for verb in JOB_VERBS.values() for answer, words in verb.refused.items()},
 }
 _INSTEAD_OF_RETRY: Final = {
     "completed": ". To run it again, run `penstock remove {id}`, then enqueue it again",
@@ -66,8 +62,6 @@ _NOT_SIGNALLED: Final = {
     "ended": "has ended, so it takes no signal",
     "full": "has too many signals that it has not taken yet",
 }
-
-_NOT_ACTIVE: Final = tuple(state for state in STATES if state != "active")
 
 Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
 
@@ -179,42 +173,23 @@ def cancel(
     return done_by_id(flags, ids, queue, act, as_json=as_json)
 
 
-@command("retry")
-@click.argument(
-    "ids", metavar="ID...", nargs=-1, shell_complete=completes_ids("failed", "cancelled"), required=True
-)
-@queue_option_for(QUEUE_OF_IDS)
-@json_option
-@click.pass_obj
-def retry(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Run failed or cancelled jobs again, with all their attempts."""
-    return done_by_id(flags, ids, queue, lambda named, id: named.retry(id), as_json=as_json)
+def _by_id(name: str, verb: JobVerb) -> click.Command:
+    """Return the command of a verb that takes nothing but ids."""
+
+    @command(name, help=verb.help)
+    @click.argument(
+        "ids", metavar="ID...", nargs=-1, shell_complete=completes_ids(*verb.states), required=True
+    )
+    @queue_option_for(QUEUE_OF_IDS)
+    @json_option
+    @click.pass_obj
+    def run(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+        return done_by_id(flags, ids, queue, lambda named, id: getattr(named, name)(id), as_json=as_json)
+
+    return run
 
 
-@command("remove")
-@click.argument(
-    "ids",
-    metavar="ID...",
-    nargs=-1,
-    shell_complete=completes_ids(*_NOT_ACTIVE),
-    required=True,
-)
-@queue_option_for(QUEUE_OF_IDS)
-@json_option
-@click.pass_obj
-def remove(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Delete jobs with their logs and results. Active jobs are refused: cancel them first."""
-    return done_by_id(flags, ids, queue, lambda named, id: named.remove(id), as_json=as_json)
-
-
-@command("promote")
-@click.argument("ids", metavar="ID...", nargs=-1, shell_complete=completes_ids("scheduled"), required=True)
-@queue_option_for(QUEUE_OF_IDS)
-@json_option
-@click.pass_obj
-def promote(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Run scheduled jobs as soon as a worker is free, before they are due."""
-    return done_by_id(flags, ids, queue, lambda named, id: named.promote(id), as_json=as_json)
+BY_ID: Final = {name: _by_id(name, verb) for name, verb in JOB_VERBS.items()}
 
 
 @command("signal")

@@ -13,10 +13,10 @@ from penstock.client.causes import Cause, Reason
 from penstock.client.events import EventTypes, Filter, job_events
 from penstock.client.hints import Hinting, refuse_keywords
 from penstock.client.info import Child, Field, JobInfo, add_children, read_children, ref_field
+from penstock.client.job_verbs import JobVerbs
 from penstock.client.options import whole_number
 from penstock.client.situation import counted, live_workers
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.core.names import check_signal
 from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import (
     JobCancelled,
@@ -28,7 +28,7 @@ from penstock.errors import (
     ResultTimeout,
 )
 from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
-from penstock.storage.values import Change, Finished
+from penstock.storage.values import Finished
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from penstock.client.waiter import Expected
     from penstock.core.event import Event
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob, Policy
-    from penstock.core.lifecycle import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
     from penstock.storage.contract import Storage
 
 
@@ -48,11 +47,9 @@ _OF_GET: Final = {
     "timeout": "It returns the record; use job.result(timeout=...) to wait for the result.",
     "propagate": "It returns the record; use job.result(), which raises JobFailed.",
 }
-_STOPS: Final = "A running coroutine function is stopped; a plain function must check context.cancelled."
-_OF_CANCEL: Final = {"terminate": _STOPS, "signal": _STOPS}
 
 
-class JobHandle(Hinting, Generic[R]):
+class JobHandle(JobVerbs, Hinting, Generic[R]):
     """A handle of one job, by its id. Any event loop may use it.
 
     ``status`` and ``state`` are the answer of the enqueue; for a handle of a known id both are ``None``.
@@ -139,36 +136,6 @@ class JobHandle(Hinting, Generic[R]):
         """Update ``state``, and return it. Raise ``JobNotFound`` if the store does not have the job."""
         return (await self.get()).state
 
-    async def cancel(self, /, *, rerun_only: bool = False, **other: Never) -> CancelAnswer:
-        """Cancel the job if it has not started (``cancelled``), or ask it to stop (``requested``).
-
-        With ``rerun_only``, only drop the rerun that waits behind the job (``rerun_cancelled``).
-        """
-        refuse_keywords(other, _OF_CANCEL, where="job.cancel()")
-        storage = await self._source.app.connect()
-        [answer] = await storage.cancel(self.queue, [self.id], rerun_only=rerun_only)
-        return answer
-
-    async def retry(self) -> RetryAnswer:
-        """Run a failed or cancelled job again."""
-        [answer] = await (await self._source.app.connect()).retry(self.queue, [self.id])
-        return answer
-
-    async def promote(self) -> PromoteAnswer:
-        """Make a scheduled job due now."""
-        [answer] = await (await self._source.app.connect()).promote(self.queue, [self.id])
-        return answer
-
-    async def remove(self) -> RemoveAnswer:
-        """Delete the job, unless it is active."""
-        [answer] = await (await self._source.app.connect()).remove(self.queue, [self.id])
-        return answer
-
-    async def signal(self, name: str, data: Any = None) -> SignalAnswer:
-        """Send a signal to the job, with data that JSON can encode; see ``Queue.signal``."""
-        storage = await self._source.app.connect()
-        return await storage.signal(self.queue, self.id, check_signal(name), self._source.encode_signal(data))
-
     async def add_children(
         self, children: Iterable[Part], *, on_failure: Policy = "fail"
     ) -> list[JobHandle[Any]]:
@@ -181,11 +148,6 @@ class JobHandle(Hinting, Generic[R]):
     async def children(self) -> list[Child]:
         """Return the jobs it waits or waited for, in the order they were added."""
         return await read_children(self._source, self.id)
-
-    async def keep_result(self, ttl: Duration) -> bool:
-        """Keep the result for ``ttl`` after the job finishes; return whether the job is known."""
-        change = Change(result_ttl_ms=milliseconds(ttl, what="ttl"))
-        return await (await self._source.app.connect()).change(self.queue, self.id, change) == "changed"
 
     async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
         """Return the lines the job logged, from number ``start`` on.

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.client.admin import take_back
 from penstock.client.imports import locate
+from penstock.client.job_verbs import take_back
 from penstock.core.text import StderrLog, get_logger, log_to_stderr, stderr_log
 from penstock.errors import StorageError
 

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from penstock.client.admin import take_back
 from penstock.client.firing import Fire, sweep
+from penstock.client.job_verbs import take_back
 from penstock.core.flow import DependencyRecord
 from penstock.core.job import Job
 from penstock.core.lifecycle import OPEN, State
