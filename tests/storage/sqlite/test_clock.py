@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_this_machine_has_a_boot_clock() -> None:
     first, second = read_clocks(), read_clocks()
     assert first.boot == second.boot
     assert first.boot_ms <= second.boot_ms
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no boot clock")
+def test_the_wall_clock_has_no_part_in_the_boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    reading = read_clocks()
+    assert reading.wall_ms == 0
+    assert before <= reading.boot_ms <= time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 @pytest.mark.parametrize("ms", [5_000, 3 * HOUR_MS, 3650 * DAY_MS, -5_000, -3 * HOUR_MS, -3650 * DAY_MS])
