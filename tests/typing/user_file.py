@@ -243,6 +243,11 @@ app.worker(concurrency=10, queues=["numbers"], burst=True)
 app.worker(concurency=10)  # wrong: misspelt
 app.worker(concurrency="10")  # wrong: type
 app.worker(queues=[1])  # wrong: type
+app.worker(queues="numbers")  # wrong: a text
+app.worker(queues=("numbers",))
+app.worker(queues={"numbers": 2})
+App(include="mail")  # wrong: a text
+App(include=("mail", "reports"))
 
 worker_options: WorkerOptions = {"concurrency": 10, "lease": "30s"}
 app.worker(**worker_options)

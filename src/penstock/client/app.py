@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
@@ -86,7 +86,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         serde: str | Serde = "json",
         result_serde: str | Serde | None = None,
         max_payload: Size = "1MiB",
-        include: Sequence[str] = (),
+        include: list[str] | tuple[str, ...] = (),
         **defaults: Unpack[DefaultOptions],
     ) -> None:
         refuse_unknown(defaults, DEFAULTS | _OWN_OPTIONS, where="an app")

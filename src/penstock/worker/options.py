@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F")
-Queues = Sequence[str] | Mapping[str, float]
+# Not Sequence[str], because a str is one.
+Queues = list[str] | tuple[str, ...] | Mapping[str, float]
 
 LONGEST_HEARTBEAT_MS: Final = 5_000
 _SHORTEST_LEASE_MS: Final = 100
