@@ -458,10 +458,10 @@ def test_a_worker_reloads_in_the_foreground_only(penstock: Shell, tmp_path: Path
 
 
 def test_at_a_terminal_there_is_a_live_view_until_ctrl_c(penstock: Shell, tmp_path: Path) -> None:
-    penstock.ok("enqueue", "true", "--id", "quick-one")
+    penstock.ok("enqueue", "echo fast", "--id", "quick-one")
     penstock.ok("enqueue", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", "--id", "slow-one")
     with Terminal(penstock, "worker") as terminal:
-        terminal.read_until("quick-one")
+        terminal.read_until("completed  quick-one  echo fast")
         terminal.read_until("slow-one")
         terminal.press("\x03")
         terminal.read_until("stopping")
@@ -477,6 +477,7 @@ def test_the_live_view_of_several_processes_shows_the_jobs_of_all(penstock: Shel
         terminal.read_until("slow-one", seconds=60)
         terminal.read_until("failed 1", seconds=60)
         terminal.read_until("running 1/2")
+        terminal.read_until("failed  bad-one  exit 3")
         assert "2 processes" in terminal.read_until("2 processes")
         terminal.press("\x03")
         (tmp_path / "go").touch()

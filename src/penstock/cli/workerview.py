@@ -228,9 +228,11 @@ class _View:
     def _running(self) -> list[_Running]:
         raise NotImplementedError
 
-    def _note(self, what: str, id: str, run_ms: int, why: str) -> None:
+    def _note(self, end: str, id: str, what: str, run_ms: int, why: str) -> None:
         self._ended.append(time.monotonic())
-        self._recent.appendleft((time.strftime("%H:%M:%S"), what, id, span(run_ms), why[:60]))
+        self._recent.appendleft(
+            (time.strftime("%H:%M:%S"), end, id, in_one_line(what), span(run_ms), why[:60])
+        )
 
     def render(self) -> RenderableType:
         from rich.console import Group
@@ -255,12 +257,12 @@ class _View:
             (job.queue, shorts[job.id], in_one_line(job.what), span(job.age_s * 1000), job.note)
             for job in running
         ]
-        ended = [(at, what, shorts[id], *rest) for at, what, id, *rest in recent]
+        ended = [(at, end, shorts[id], *rest) for at, end, id, *rest in recent]
         return Group(
             head,
             _table(("queue", "id", "what", "for", ""), rows[:_MOST_RUNNING], title="running"),
             "",
-            _table(("at", "what", "id", "took", "why"), ended, title="ended"),
+            _table(("at", "state", "id", "what", "took", "why"), ended, title="ended"),
         )
 
 
@@ -273,12 +275,23 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]], *, title: str)
 class _OneView(_View):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
+        self._commands: dict[tuple[str, str], str] = {}
+        worker.on("started", self._hear_start)
         for name in _ENDS:
-            worker.on(name, self._hear)
+            worker.on(name, self._hear_end)
 
-    def _hear(self, event: WorkerEvent) -> None:
+    def _hear_start(self, event: WorkerEvent) -> None:
+        """Keep the command: the worker no longer has it when the run has ended."""
+        if event.task == COMMAND_TASK:
+            job = event.queue, event.id
+            self._commands[job] = self._worker.commands().get(job, event.task)
+
+    def _hear_end(self, event: WorkerEvent) -> None:
         why = event.failure.message if event.failure is not None else ""
-        self._note(event.type, event.id, event.run_ms, why)
+        what = self._commands.get((event.queue, event.id), event.task)
+        if event.type != "stuck":
+            self._commands.pop((event.queue, event.id), None)
+        self._note(event.type, event.id, what, event.run_ms, why)
 
     def _state(self) -> str:
         health = self._worker.health()
@@ -311,13 +324,15 @@ class _PoolView(_View):
         self._active: dict[tuple[str, str], tuple[Event, float]] = {}
 
     def hear(self, event: Event) -> None:
+        job = event.queue, event.id
+        what = self._active[job][0].task if job in self._active else event.task
         if event.type == "claimed":
-            self._active[event.queue, event.id] = event, time.monotonic()
+            self._active[job] = event, time.monotonic()
         elif event.type in _GONE:
-            self._active.pop((event.queue, event.id), None)
+            self._active.pop(job, None)
         if event.type in _COUNTED:
             self._counted[event.type] += 1
-            self._note(event.type, event.id, event.run_ms, event.error)
+            self._note(event.type, event.id, what, event.run_ms, event.error)
 
     def _state(self) -> str:
         return f"{self._worker.state}, {self._worker.options.processes} processes"

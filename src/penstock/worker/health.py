@@ -145,9 +145,13 @@ def examine(session: WorkerSession) -> Health:
 
 
 def running_commands(session: WorkerSession) -> dict[tuple[str, str], str]:
-    """Return the commands of the running command jobs, by queue and id."""
-    runs = [run for run in list(session.executor.running) if run.lease.options.task == COMMAND_TASK]
-    return {(run.served.name, run.lease.id): command_text(run.lease.payload) for run in runs}
+    """Return the commands of the command jobs that the worker holds, by queue and id."""
+    held = [run for served in session.fetcher.served_queues for run in list(served.held.values())]
+    return {
+        (run.served.name, run.lease.id): command_text(run.lease.payload)
+        for run in held
+        if run.lease.options.task == COMMAND_TASK
+    }
 
 
 def describe(session: WorkerSession) -> bytes:

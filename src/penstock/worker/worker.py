@@ -126,7 +126,7 @@ class Worker:
         return Health(state=self.state, consuming=False, reason=f"the worker is {self.state}")
 
     def commands(self) -> dict[tuple[str, str], str]:
-        """Return the shell commands that run now, by queue and id. Any thread may call this."""
+        """Return the shell commands that this process holds, by queue and id. Any thread may call this."""
         return {} if self._session is None else running_commands(self._session)
 
     @property
