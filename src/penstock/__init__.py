@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TaskOptions as TaskOptions,
     )
     from penstock.client.queue import Queue as Queue
+    from penstock.client.rules import Unique as Unique
     from penstock.client.schedules import SchedulerInfo as SchedulerInfo
     from penstock.client.search import SearchPage as SearchPage
     from penstock.client.subscription import Subscription as Subscription
@@ -73,6 +74,7 @@ _NAMES = {
     "penstock.client.middleware": "EnqueueCall EnqueueMiddleware EnqueueNext",
     "penstock.client.options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
     "penstock.client.queue": "Queue",
+    "penstock.client.rules": "Unique",
     "penstock.client.schedules": "SchedulerInfo",
     "penstock.client.search": "SearchPage",
     "penstock.client.subscription": "Subscription",
@@ -86,7 +88,7 @@ _NAMES = {
     "penstock.core.retry": "Custom Exponential Fixed",
     "penstock.errors": (
         "ArchiveTorn BadKey BadRow CommandFailed CostTooHigh CpuLimitExceeded EventsLost FleetFailed "
-        "InvalidInput InvalidName InvalidOption JobCancelled JobError JobExpired JobFailed JobNotFound "
+        "InvalidInput InvalidName InvalidOption JobCancelled JobError JobExists JobExpired JobFailed JobNotFound "
         "LeaseLost MemoryLimitExceeded NotReplicated OutputBusy OutputLost PayloadTooLarge PenstockError "
         "RateLimited ResultTimeout Retry SandboxCrashed SandboxError SerializationError Snooze "
         "StorageDamaged StorageError StorageFull StorageReadOnly StorageRefused StorageReplaced "

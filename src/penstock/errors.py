@@ -173,6 +173,10 @@ class JobError(PenstockError):
         self.job_id = job_id
 
 
+class JobExists(JobError):
+    """The task is unique, and ``job_id`` has the same arguments. Nothing was enqueued."""
+
+
 class JobFailed(JobError):
     """The job failed for good. ``error_type`` is the class name of the last error of its handler."""
 

@@ -30,6 +30,26 @@ def state_of(shell: Shell, id: str) -> str:
     return state
 
 
+RULED = """
+from penstock import App
+
+app = App()
+
+@app.task(queue="mail", group="to-{to}", cost="{copies}", unique="to")
+async def send(to: str, copies: int = 1) -> None: ...
+"""
+
+
+def test_an_app_applies_the_rules_of_its_tasks(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "ruled.py").write_text(RULED)
+    id = penstock.ok("enqueue", "--app", "ruled:app", "--task", "send", '{"to": "ada", "copies": 3}').strip()
+    again = penstock("enqueue", "--app", "ruled:app", '{"task": "send", "args": ["ada"]}')
+    assert again.stdout.strip() == id
+    assert "nothing was enqueued" in again.stderr
+    shown = penstock.json("show", id)
+    assert (shown["group"], shown["cost"]) == ("to-ada", 3)
+
+
 def test_a_command_is_enqueued_and_run(on_both: Shell, tmp_path: Path) -> None:
     id = on_both.ok("enqueue", f"echo done > {tmp_path}/out").strip()
     assert not (tmp_path / "out").exists()

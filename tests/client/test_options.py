@@ -17,7 +17,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """How long each call was to wait. The calls themselves do nothing."""
     seen: list[Any] = []
 
-    async def note(source: Any, job: Any, timeout: Any) -> None:
+    async def note(source: Any, job: Any, timeout: Any, refuse: Any) -> None:
         seen.append(timeout)
 
     monkeypatch.setattr("penstock.client.task.call", note)

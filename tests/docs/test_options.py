@@ -11,14 +11,8 @@ import pytest
 from penstock import App
 from penstock.cli.joboptions import JOB_OPTIONS
 from penstock.cli.settings import KEYS
-from penstock.client.options import (
-    DEFAULTS,
-    PLACEMENT,
-    PLACEMENT_PARSERS,
-    TASK,
-    TREATMENT,
-    TREATMENT_PARSERS,
-)
+from penstock.client.options import DEFAULTS, PLACEMENT, TASK, TREATMENT
+from penstock.client.parsers import PLACEMENT_PARSERS, TREATMENT_PARSERS
 from penstock.core.job import Extras, NewJob, Options
 from penstock.worker.options import WorkerOptions
 
@@ -58,7 +52,7 @@ def test_every_option_of_a_job_has_a_parser_and_a_field() -> None:
 def test_the_command_line_has_every_option_of_a_job_but_a_few() -> None:
     only_in_code = {
         *("lifo", "on_conflict", "dedup", "unchecked", "headers", "hold", "after_failure"),
-        *("run_id", "write_id", "version"),
+        *("run_id", "write_id", "version", "deadline"),
     }
     names = {"run_at" if option.name == "at" else option.name for option in JOB_OPTIONS}
 

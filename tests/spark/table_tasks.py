@@ -36,6 +36,11 @@ async def score(user_id: int, name: str, context: JobContext) -> Score:
     return Score(user_id * 1.5, name.upper())
 
 
+@app.task(queue="tables", attempts=1, group="shop-{shop}", cost="{n}", unique=["shop"])
+def grouped(context: JobContext, n: int, shop: str = "berlin") -> str:
+    return f"{context.group} {context.cost}"
+
+
 @app.task(queue="tables", attempts=1)
 def double(n: int) -> int:
     _count(f"{n}")

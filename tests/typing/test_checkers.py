@@ -81,7 +81,7 @@ def test_every_planted_mistake_is_found_and_nothing_else(check: Checker, tmp_pat
 def test_the_lists_of_options_agree() -> None:
     assert (
         DISPATCH
-        == TREATMENT | PLACEMENT | TIMES | {"wait", "queue"}
+        == TREATMENT | PLACEMENT | TIMES | {"wait", "queue", "unique"}
         == frozenset(DispatchOptions.__annotations__)
     )
     assert TaskOptions.__annotations__.keys() >= TREATMENT

@@ -6,11 +6,13 @@ It is never run, and the project's own mypy run leaves it out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from penstock import (
     App,
     Dag,
+    Dedup,
     Flow,
     JobContext,
     JobHandle,
@@ -19,6 +21,7 @@ from penstock import (
     SchedulerInfo,
     Task,
     TaskOptions,
+    Unique,
     WorkerOptions,
     chain,
     chord,
@@ -266,6 +269,66 @@ def misspelt(n: int) -> int:
 
 App("memory://", wait=[1])  # wrong: type
 App("memory://", id="a")  # wrong: an option of single jobs
+
+
+def number_of(order: Order) -> int:
+    return order.number
+
+
+def soon(order: Order) -> timedelta:
+    return timedelta(seconds=order.number)
+
+
+def by_order(order: Order) -> str | None:
+    return None if order.total < 1 else f"order-{order.number}"
+
+
+@app.task(
+    group=by_order,
+    cost="{copies}",
+    priority=number_of,
+    dedup=Dedup.throttle("o-{order.number}", "1h"),
+    deadline="10m",
+)
+async def ruled(order: Order, copies: int = 1) -> None: ...
+
+
+@app.task(unique=Unique(by=["order"], period="1h", on_conflict="raise"))
+async def once(order: Order) -> None: ...
+
+
+@app.task(unique=True, deadline=soon)
+def once_by_all(order: Order) -> None: ...
+
+
+@app.task(group=5)  # wrong: type
+def grouped(n: int) -> None: ...
+
+
+@app.task(cost=1.5)  # wrong: type
+def costly(n: int) -> None: ...
+
+
+@app.task(unique=7)  # wrong: type
+def unique_by_number(n: int) -> None: ...
+
+
+def text_of(n: int) -> str:
+    return str(n)
+
+
+@app.task(priority=text_of)  # wrong: a function of another result
+def urgent(n: int) -> None: ...
+
+
+@app.task(deadline=text_of(5), dedup=["k"])  # wrong: type
+def late(n: int) -> None: ...
+
+
+Unique(period=[1])  # wrong: type
+Unique(on_conflict="replace it")  # wrong: value
+ruled.options(unique=["order"], deadline=datetime.now(UTC))
+ruled.options(unique=5)  # wrong: type
 
 
 @app.task(runner="fiber")  # wrong: value

@@ -23,7 +23,8 @@ from penstock.client.limits import (
     check_flow,
     usage_report,
 )
-from penstock.client.options import listed, refuse_unknown, whole_number
+from penstock.client.options import refuse_unknown
+from penstock.client.parsers import listed, whole_number
 from penstock.client.search import Searching, as_state, at_most, to_the_end
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import check_usage_name

@@ -22,14 +22,14 @@ from penstock.client.options import (
     BatchOptions,
     DefaultOptions,
     TaskOptions,
-    check_wait,
-    listed,
     placed,
     placement,
     refuse_unknown,
     treatment,
 )
+from penstock.client.parsers import check_wait, listed
 from penstock.client.queue import Queue
+from penstock.client.rules import task_rules
 from penstock.client.schedules import AppSchedulers
 from penstock.client.session import Opening, Sessions, StoreName, check_url, chosen_store, from_environment
 from penstock.client.signature import Signature
@@ -410,6 +410,9 @@ class App(Hinting, AppHooks, AppSchedulers):
             signature, batching = batch_signature(func, batching, runner=runner, takes_context=takes_context)
         serde = self.serde if "serde" not in given else resolve_serde(given["serde"])
         result_serde = self.result_serde if "serde" not in given else serde
+        rules = task_rules(name, given, signature)
+        ruled = frozenset() if rules is None else rules.given.keys()
+        fixed = {key: value for key, value in given.items() if key in PLACEMENT and key not in ruled}
         task: Task[..., Any] = FunctionTask(
             self,
             func,
@@ -421,7 +424,8 @@ class App(Hinting, AppHooks, AppSchedulers):
             result_serde=resolve_serde(given.get("result_serde", result_serde)),
             signature=signature,
             defaults=self.treatment(replace(self._defaults, task=name), given),
-            fields=placed(self._fields, {k: v for k, v in given.items() if k in PLACEMENT}),
+            fields=placed(self._fields, fixed if rules is None else {**fixed, **rules.constants}),
+            rules=rules,
             batching=batching,
             retry_on=resolve_retry_on(name, given.get("retry_on")),
             wait=check_wait(given.get("wait", self.wait)),

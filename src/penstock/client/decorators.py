@@ -27,7 +27,8 @@ from typing import (
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.options import PLACEMENT, whole_number
+from penstock.client.options import PLACEMENT
+from penstock.client.parsers import whole_number
 from penstock.client.signature import Signature, is_context, resolved
 from penstock.core.flow import DeadLetter, encode_options
 from penstock.core.text import get_logger, shown

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from penstock.client.options import listed, whole_number
+from penstock.client.parsers import listed, whole_number
 from penstock.core.lifecycle import OPEN, EventType
 from penstock.core.names import check_id
 from penstock.core.text import shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Never, TypeVar, cast
 
@@ -14,7 +14,7 @@ from penstock.client.events import EventTypes, Filter, job_events
 from penstock.client.hints import Hinting, refuse_keywords
 from penstock.client.info import Child, Field, JobInfo, add_children, read_children, ref_field
 from penstock.client.job_verbs import JobVerbs
-from penstock.client.options import whole_number
+from penstock.client.parsers import whole_number
 from penstock.client.situation import counted, live_workers
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.units import Duration, describe, milliseconds
@@ -175,8 +175,13 @@ class JobHandle(JobVerbs, Hinting, Generic[R]):
         raise _error_of(finished, self.queue)
 
 
-async def call(source: JobCodec, job: NewJob, timeout: Duration | None) -> Any:
-    """Subscribe, enqueue ``job``, and wait for its result.
+async def call(
+    source: JobCodec,
+    job: NewJob,
+    timeout: Duration | None,
+    refuse: Callable[[Enqueued, str], None] | None = None,
+) -> Any:
+    """Subscribe, enqueue ``job``, and wait for its result. ``refuse`` may raise for the answer of the enqueue.
 
     A duplicate waits for the existing job; a cached result returns immediately. Raises what
     ``JobHandle.result`` raises.
@@ -188,6 +193,8 @@ async def call(source: JobCodec, job: NewJob, timeout: Duration | None) -> Any:
     try:
         async with _deadline(handle, timeout, expected):
             answer = await session.enqueue(source.queue, replace(job, notify=waiter.listener))
+            if refuse is not None:
+                refuse(answer, source.queue)
             if answer.status == "completed":
                 return source.decode_result(answer.result)
             if answer.id != job.id:  # a duplicate of another job by its dedup key

@@ -71,7 +71,6 @@ OTHER_WAY: Final = {
     "link_error": "Use @app.dead_letter(queue).",
     "on_success": "Use chain(first.job(...), next.partial()).",
     "on_failure": "Use @app.dead_letter(queue).",
-    "unique": "Use task.options(id=...) or task.options(dedup=...): a known id or key is not enqueued twice.",
 }
 """Options of other queues that have no counterpart here, and what to do instead."""
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from penstock.client.options import whole_number
+from penstock.client.parsers import whole_number
 from penstock.core.limits import (
     EVERY_GROUP,
     MILLION,

@@ -8,18 +8,21 @@ app, on the task, or by ``task.options(...)``, and becomes a ``core.job.Options`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, Final, Literal, Required, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Required, TypeAlias, TypedDict, cast
 
 from msgspec.structs import replace
 
 from penstock.client.codec import Serde
 from penstock.client.hints import WORKER_OPTIONS, option_hint
+from penstock.client.parsers import (
+    PLACEMENT_PARSERS,
+    TREATMENT_PARSERS,
+)
 from penstock.core.job import (
     EMPTY_EXTRAS,
-    STAGED_FROM_MS,
     Conflict,
     Dedup,
     Dependency,
@@ -27,21 +30,28 @@ from penstock.core.job import (
     Options,
     Policy,
 )
-from penstock.core.names import check_consumer, check_group, check_id, check_queue, uuid7
-from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
+from penstock.core.names import uuid7
+from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.schedule import When
-from penstock.core.text import check_text, shown
-from penstock.core.units import MAX_MS, Duration, Size, milliseconds
+from penstock.core.text import shown
+from penstock.core.units import Duration, Size
 from penstock.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from penstock.client.rules import Unique
 
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
 # Users pass these on from optional arguments of their own, so None means unset.
-_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
+_NONE_IS_UNSET: Final = frozenset(
+    {"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after", "deadline"}
+)
 _ALTERNATIVES: Final = (
     frozenset({"attempts", "max_retries"}),
     frozenset({"delay", "run_at"}),
     frozenset({"cron", "every", "after_completion"}),
+    frozenset({"ttl", "deadline"}),
+    frozenset({"dedup", "unique"}),
 )
 """Options that say the same in other ways: the nearest of a set replaces the others."""
 _TIMES: Final = frozenset({"delay_ms", "run_at_ms"})
@@ -76,7 +86,8 @@ class Placement(TypedDict, total=False):
     - ``id``: the job id, which is also its dedup key (default: a new one).
     - ``delay`` or ``run_at``: run after this duration, or at this (aware) time.
     - ``priority``: smaller runs first (default: 0). ``lifo``: run before other jobs of the same priority.
-    - ``ttl``: a job that has not finished by then fails as expired; ``None`` for never.
+    - ``ttl``: a job that has not finished by then fails as expired; ``None`` for never. ``deadline``: the same as an
+      (aware) time, or a duration.
     - ``on_conflict``: what happens if the id is known; see ``Conflict``.
     - ``dedup``: a ``Dedup``, or a key for ``Dedup.simple``. Open jobs with the same key are duplicates.
     - ``unchecked``: promise that the id is new, which saves a lookup.
@@ -95,6 +106,7 @@ class Placement(TypedDict, total=False):
     priority: int
     lifo: bool
     ttl: Duration | None
+    deadline: datetime | Duration | None
     on_conflict: OnConflict
     dedup: Dedup | str | None
     unchecked: bool
@@ -126,19 +138,20 @@ class ScheduleOptions(JobOptions, When, total=False):
 
 
 class DispatchOptions(CallOptions, When, total=False):
-    """The options of ``task.options(...)``: those of a job and of a call, ``queue``, and the times of ``schedule``."""
+    """The options of ``task.options(...)``: those of a job and of a call, ``queue``, and the times of ``schedule``.
+
+    ``unique`` replaces that of the task; ``False`` turns it off.
+    """
+
+    unique: bool | str | Sequence[str] | Unique
 
     queue: str | None
 
 
-class DefaultOptions(Treatment, total=False):
-    """The defaults that an app or a task has for its jobs and calls: treatment, and what several jobs can share.
-
-    The nearest wins: ``task.options(...)``, then the task, then the app.
-    """
+class SharedOptions(Treatment, total=False):
+    """The options of a task that its app may have as well: treatment, and what several jobs can share."""
 
     delay: Duration | None
-    priority: int
     lifo: bool
     ttl: Duration | None
     on_conflict: OnConflict
@@ -147,9 +160,18 @@ class DefaultOptions(Treatment, total=False):
     wait: Duration | None
 
 
-class TaskOptions(DefaultOptions, total=False):
+class DefaultOptions(SharedOptions, total=False):
+    """The defaults of an app for its jobs and calls. The nearest wins: ``task.options(...)``, task, app."""
+
+    priority: int
+
+
+class TaskOptions(SharedOptions, total=False):
     """The options of ``@app.task`` besides the name and the queue.
 
+    - ``group``, ``cost``, ``priority``, ``dedup``, ``deadline``: as for a job, or computed from its arguments: by a
+      template such as ``"customer-{customer_id}"``, or by a function whose parameters have names of the task's.
+    - ``unique``: one open job per arguments: ``True``, names of arguments, or a ``Unique``.
     - ``retry_on``: the exception classes to retry on; any other fails the job for good (default: all). Timeouts,
       crashes and ``Retry`` are always retried.
     - ``runner``: ``"auto"`` runs coroutine functions on the worker's loop, and other functions in threads.
@@ -159,6 +181,12 @@ class TaskOptions(DefaultOptions, total=False):
     - ``takes_context``: pass the ``JobContext`` as the first argument, even if that parameter has no annotation.
     """
 
+    group: str | Callable[..., str | None] | None
+    cost: int | str | Callable[..., int | None]
+    priority: int | str | Callable[..., int | None]
+    dedup: Dedup | str | Callable[..., Dedup | str | None] | None
+    unique: bool | str | Sequence[str] | Unique
+    deadline: Duration | Callable[..., datetime | Duration | None] | None
     retry_on: type[BaseException] | Sequence[type[BaseException]]
     runner: Literal["auto", "async", "thread", "process", "sandbox"]
     memory: Size | None
@@ -183,6 +211,8 @@ TASK: Final = frozenset(BatchOptions.__annotations__)
 DISPATCH: Final = frozenset(DispatchOptions.__annotations__)
 TREATMENT: Final = frozenset(Treatment.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
+RULES: Final = ("group", "cost", "priority", "dedup", "unique", "deadline")
+"""The options of a task that may be computed from the arguments of a job."""
 TIMES: Final = frozenset(When.__annotations__)
 DEFAULT_WAIT: Final = "30s"
 
@@ -248,6 +278,8 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if given.get("delay") is not None and given.get("run_at") is not None:
         raise InvalidOption("delay and run_at both say when the job is due. Give one of them.")
+    if given.get("ttl") is not None and given.get("deadline") is not None:
+        raise InvalidOption("ttl and deadline both say when the job expires. Give one of them.")
     fields: dict[str, Any] = {}
     for name, value in given.items():
         if name in PLACEMENT_PARSERS and not (value is None and name in _NONE_IS_UNSET):
@@ -293,194 +325,3 @@ def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         }
         fields["extras"] = replace(base["extras"], **changes)
     return _in_flow(fields)
-
-
-# Parsers of values. Each takes the name of the option, for its message, and the value that the user wrote. It returns
-# a plain value, or raises ``InvalidOption`` or ``InvalidName``.
-
-_INT32: Final = 2**31 - 1
-_LAST_YEAR: Final = 6429
-_MOST_HEADERS: Final = 16_384
-_CONFLICTS: Final[Mapping[str, Conflict]] = {
-    each.mode: each for each in (Conflict(), Conflict(mode="absent"), Conflict(mode="redispatch"))
-}
-
-
-def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
-    """Return ``value`` if it is an ``int`` in the range. Raise ``InvalidOption`` otherwise."""
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidOption(f"{name} must be an integer from {least} to {most}, got {shown(value)}.")
-    return value
-
-
-def listed(name: str, value: Any, *, of: str) -> list[Any]:
-    """Return the items of ``value``. Raise ``InvalidOption`` for a string, or if it is not iterable."""
-    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
-        raise InvalidOption(f"{name} must be a list of {of}, got {shown(value)}.")
-    return list(value)
-
-
-def check_wait(value: Duration | None) -> Duration | None:
-    """Return ``value``, or raise ``InvalidOption`` if it is not a duration. ``None`` waits without a limit."""
-    if value is not None:
-        milliseconds(value, what="wait")
-    return value
-
-
-def epoch_ms(name: str, value: Any) -> int:
-    """Return the time in milliseconds since the epoch. Raise ``InvalidOption`` for a time without a zone."""
-    if not isinstance(value, datetime):
-        raise InvalidOption(
-            f"{name} must be a datetime with a time zone, got {shown(value)}. For a duration, use delay."
-        )
-    if value.utcoffset() is None:
-        raise InvalidOption(
-            f"{name}={value.isoformat()} has no time zone, so it is ambiguous. "
-            "Use datetime.now(UTC) or value.astimezone()."
-        )
-    return max(round(value.timestamp() * 1000), 0)
-
-
-def _due_ms(name: str, value: Any) -> int:
-    """Return the due time of a job. Times beyond the last year are reserved for staged jobs."""
-    at_ms = epoch_ms(name, value)
-    if at_ms >= STAGED_FROM_MS:
-        raise InvalidOption(f"{name} must be before the year {_LAST_YEAR}, got {value.isoformat()}.")
-    return at_ms
-
-
-def _count(least: int) -> Any:
-    return lambda name, value: whole_number(name, value, least=least)
-
-
-def _limit(name: str, value: Any) -> int:
-    """Return a duration; 0 means no limit in the store, so a limit of 0 is refused."""
-    if value is None:
-        return 0
-    if (limit := milliseconds(value, what=name)) < 1:
-        raise InvalidOption(f"{name} must be longer than 0, got {shown(value)}. Give None for no limit.")
-    return limit
-
-
-def _kept(name: str, value: Any) -> int:
-    return MAX_MS if value is None else milliseconds(value, what=name)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
-        raise InvalidOption(
-            f"{name} must be a string of at most 200 printable characters, got {shown(value)}."
-        )
-    return str(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidOption(f"{name} must be True or False, got {shown(value)}.")
-    return value
-
-
-def _backoff(name: str, value: Any) -> Backoff:
-    if isinstance(value, str) and value != "exponential" and value.lower().startswith("exp"):
-        raise InvalidOption(f"{name}={shown(value)} is not valid. Did you mean 'exponential'?")
-    return parse_backoff(value)
-
-
-def _headers(name: str, value: Any) -> dict[str, str] | None:
-    if not isinstance(value, Mapping):
-        raise InvalidOption(f"{name} must be a mapping of strings to strings, got {shown(value)}.")
-    headers: dict[str, str] = {}
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise InvalidOption(
-                f"{name}: {shown(key)} and its value must be strings. Encode other values as text."
-            )
-        check_text(key, what=f"{name}: the name")
-        check_text(text, what=f"{name}: the value of {shown(key)}")
-        headers[str.__str__(key)] = str.__str__(text)
-    if sum(len(key) + len(text) for key, text in headers.items()) > _MOST_HEADERS:
-        raise InvalidOption(
-            f"{name} must have at most {_MOST_HEADERS} characters in total. Put large values in the payload."
-        )
-    return headers or None
-
-
-def _dedup(name: str, value: Any) -> Dedup:
-    if isinstance(value, str):
-        return Dedup.simple(value)
-    if isinstance(value, Dedup):
-        return value
-    raise InvalidOption(
-        f"{name} must be a key, or one of Dedup.simple, Dedup.throttle and Dedup.debounce, got {shown(value)}."
-    )
-
-
-def _holds(name: str, value: Any) -> dict[str, int] | None:
-    if not isinstance(value, Mapping):
-        raise InvalidOption(
-            f'{name} must be a mapping of consumers to durations, such as {{"ledger": "7d"}}, got {shown(value)}.'
-        )
-    return {
-        check_consumer(consumer): max(milliseconds(ttl, what=name), 1) for consumer, ttl in value.items()
-    } or None
-
-
-def _places(name: str, value: Any) -> list[tuple[str, str]]:
-    """Return queue and id of each job, which is a handle, a ``job()``, or a pair."""
-    places: list[tuple[str, str]] = []
-    for job in [value] if hasattr(value, "id") else listed(name, value, of="jobs"):
-        pair = job if isinstance(job, tuple) and len(job) == 2 else None
-        queue, id = pair or (getattr(job, "queue", None), getattr(job, "id", None))
-        if not isinstance(queue, str) or not isinstance(id, str):
-            raise InvalidOption(
-                f"{name} must list handles, task.job(...)s, or pairs of queue and id, got {shown(job)}."
-            )
-        places.append((check_queue(queue), check_id(id)))
-    return places
-
-
-def _policy(name: str, value: Any) -> Policy:
-    if value in ("fail", "ignore", "wait"):
-        return value  # type: ignore[no-any-return]
-    raise InvalidOption(f"{name} must be 'fail', 'ignore' or 'wait', got {shown(value)}.")
-
-
-def _conflict(name: str, value: Any) -> Conflict:
-    if isinstance(value, Conflict):
-        return value
-    if isinstance(value, str) and value in _CONFLICTS:
-        return _CONFLICTS[value]
-    raise InvalidOption(
-        f"{name} must be {', '.join(map(repr, _CONFLICTS))} or a Conflict, got {shown(value)}."
-    )
-
-
-TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "attempts": ("attempts", _count(1)),
-    "max_retries": ("attempts", lambda name, value: whole_number(name, value, least=0, most=_INT32 - 1) + 1),
-    "backoff": ("backoff", _backoff),
-    "timeout": ("timeout_ms", _limit),
-    "max_stalls": ("max_stalls", _count(0)),
-    "result_ttl": ("result_ttl_ms", _kept),
-    "failure_ttl": ("failure_ttl_ms", _kept),
-    "version": ("version", _text),
-}
-PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "id": ("id", lambda name, value: check_id(value)),
-    "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
-    "run_at": ("run_at_ms", _due_ms),
-    "priority": ("priority", _count(-_INT32)),
-    "lifo": ("lifo", _flag),
-    "ttl": ("ttl_ms", _limit),
-    "on_conflict": ("conflict", _conflict),
-    "dedup": ("dedup", _dedup),
-    "unchecked": ("unchecked", _flag),
-    "group": ("group", lambda name, value: check_group(value)),
-    "cost": ("cost", _count(0)),
-    "headers": ("headers", _headers),
-    "hold": ("holds", _holds),
-    "after": ("after", _places),
-    "after_failure": ("after_failure", _policy),
-    "run_id": ("run_id", _text),
-    "write_id": ("write_id", _text),
-}

@@ -25,11 +25,10 @@ from penstock.client.options import (
     CallOptions,
     JobOptions,
     ScheduleOptions,
-    listed,
     placed,
     refuse_unknown,
-    whole_number,
 )
+from penstock.client.parsers import listed, whole_number
 from penstock.client.schedules import QueueSchedulers, SchedulerInfo
 from penstock.client.task import JobSpec
 from penstock.core.job import NewJob, Options
@@ -44,6 +43,7 @@ from penstock.storage.values import Settlement, Take
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import Serde
+    from penstock.client.rules import Rules
     from penstock.client.session import Session
     from penstock.client.sync import SyncQueue
     from penstock.storage.contract import Storage
@@ -168,7 +168,8 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         """Enqueue one payload. Concurrent calls travel together.
 
         ``task`` names a task that the workers have; then the payload is an object of its arguments by name.
-        The job gets the options of the app and of this call, not those of ``@app.task``.
+        The job gets the options of the app and of this call, not those of ``@app.task``. If the app has the task, its
+        rules apply: ``group``, ``cost``, ``priority``, ``dedup``, ``unique`` and ``deadline``.
 
         Raises:
             InvalidInput: the payload or an option is not valid. Nothing was written.
@@ -177,6 +178,8 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         job = self._build(payload, task, options)
         session = await self._source.app.session()
         answer = await session.enqueue(self.name, job)
+        if task and (rules := self._rules(task, options)) is not None:
+            rules.refuse_duplicate(answer, self.name)
         return JobHandle(self._source, answer.id, answer)
 
     async def enqueue_many(
@@ -201,8 +204,16 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         )
         if len(names) != len(data):
             raise InvalidInput(f"there are {len(data)} payloads but {len(names)} ids. Give one for each.")
-        jobs = [NewJob(id, payload, treated, **fields) for id, payload in zip(names, data, strict=True)]
-        return await enqueue_many(self._source, jobs)
+        rules = self._rules(task, options)
+        each = (
+            [fields] * len(data)
+            if rules is None
+            else [self._ruled(fields, rules, payload) for payload in data]
+        )
+        return await enqueue_many(
+            self._source,
+            [NewJob(id, payload, treated, **own) for id, payload, own in zip(names, data, each, strict=True)],
+        )
 
     async def call(self, payload: Any, *, task: str = "", **options: Unpack[CallOptions]) -> Any:
         """Enqueue one payload and wait for its result: for ``wait``, by default as long as the app says (30 s).
@@ -210,7 +221,9 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
         wait = options.pop("wait", self._source.app.wait)
-        return await call(self._source, self._build(payload, task, options), wait)
+        rules = self._rules(task, options)
+        refuse = None if rules is None else rules.refuse_duplicate
+        return await call(self._source, self._build(payload, task, options), wait, refuse)
 
     async def schedule(
         self,
@@ -282,7 +295,19 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
     def _build(self, payload: Any, task: str, options: Mapping[str, Any]) -> NewJob:
         treated, fields = self._parse(task, options)
         id = fields.pop("id", None) or uuid7()
-        return NewJob(id, self._source.encode_payload(payload), treated, **fields)
+        data = self._source.encode_payload(payload)
+        if task and (rules := self._rules(task, options)) is not None:
+            fields = self._ruled(fields, rules, data)
+        return NewJob(id, data, treated, **fields)
+
+    def _rules(self, task: str, options: Mapping[str, Any]) -> Rules | None:
+        """Return the rules of a task of the app that apply beside these options."""
+        known = self._source.app.tasks.get(task)
+        declared = None if known is None else known.declared_rules
+        return None if declared is None else declared.nearer(options)
+
+    def _ruled(self, fields: Mapping[str, Any], rules: Rules, data: bytes) -> dict[str, Any]:
+        return placed(fields, rules.constants | rules.options(data, self._source.serde))
 
     def _parse(self, task: str, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         refuse_unknown(options, _OPTIONS, where=f"queue {shown(self.name)}")

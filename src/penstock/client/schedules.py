@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from penstock.client.firing import job_of_slot
 from penstock.client.handle import JobHandle
 from penstock.client.info import Field, moment_field
-from penstock.client.options import epoch_ms, refuse_unknown, whole_number
+from penstock.client.options import refuse_unknown
+from penstock.client.parsers import epoch_ms, whole_number
 from penstock.client.situation import instant
 from penstock.client.task import JobSpec, Task
 from penstock.core.names import check_scheduler
@@ -233,6 +234,8 @@ class AppSchedulers:
             raise InvalidInput(
                 f"{shown(job)} cannot be scheduled. Give task.job(...); for a flow, of a task that enqueues it."
             )
+        if job.dispatch is not None and job.dispatch.rules is not None:
+            job.dispatch.rules.check_repeated()
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
     def scheduled(self, *unnamed: Never, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
@@ -253,6 +256,8 @@ class AppSchedulers:
                     f"task {shown(task.name)} takes arguments, and @app.scheduled(...) gives none. Use "
                     f"app.schedule(name, {task.name}.job(...), ...) in a function under @app.on_start."
                 ) from error
+            if task.rules is not None:
+                task.rules.check_repeated()
             self._declared[job.queue, check_scheduler(name or task.name)] = Plan(schedule, job.job)
             return task
 

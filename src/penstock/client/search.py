@@ -10,7 +10,8 @@ import msgspec
 
 from penstock.client.hints import SAME_STATE
 from penstock.client.info import JobInfo
-from penstock.client.options import epoch_ms, refuse_unknown, whole_number
+from penstock.client.options import refuse_unknown
+from penstock.client.parsers import epoch_ms, whole_number
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_task
 from penstock.core.text import check_text, shown

@@ -191,6 +191,10 @@ class Signature:
             values = self._decoded_by_others(data, serde)
         return (values, {}) if self._arrange is None else self._arrange(values, context)
 
+    def decoded(self, data: bytes, serde: Serde) -> dict[str, Any]:
+        """Return the arguments by name from a payload of a custom serde. Raise as ``unpack`` does."""
+        return dict(zip(self.parameters, self._decoded_by_others(data, serde), strict=True))
+
     def _decoded_by_others(self, data: bytes, serde: Serde) -> tuple[Any, ...]:
         """Return the values from a custom serde, which may return a dict by name."""
         if isinstance(serde, Raw):

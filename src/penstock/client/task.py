@@ -31,12 +31,12 @@ from penstock.client.options import (
     DISPATCH,
     TIMES,
     DispatchOptions,
-    check_wait,
-    listed,
     overridden,
     placed,
     refuse_unknown,
 )
+from penstock.client.parsers import check_wait, listed
+from penstock.client.rules import Rules
 from penstock.client.signature import Signature
 from penstock.core.command import SandboxLimits, sandbox_limits
 from penstock.core.job import NewJob, Options
@@ -120,7 +120,7 @@ class Dispatch(Hinting, Generic[P, R]):
     the function, and a parameter may have the same name as an option.
     """
 
-    __slots__ = ("_fields", "_given", "_max_payload", "_options", "_source", "task")
+    __slots__ = ("_fields", "_given", "_max_payload", "_options", "_source", "rules", "task")
 
     def __init__(
         self,
@@ -129,8 +129,11 @@ class Dispatch(Hinting, Generic[P, R]):
         options: Options,
         fields: Mapping[str, Any],
         given: DispatchOptions,
+        *,
+        rules: Rules | None,
     ) -> None:
         self.task = task
+        self.rules = rules
         self._source = source
         self._options = options
         self._fields = fields
@@ -149,6 +152,7 @@ class Dispatch(Hinting, Generic[P, R]):
             task.app.treatment(task.defaults, given),
             placed(task.fields, given),
             given,
+            rules=self._rules_beside(given),
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -166,6 +170,8 @@ class Dispatch(Hinting, Generic[P, R]):
         job = self._build(args, kwargs, "enqueue")
         session = await source.app.session()
         answer = await session.enqueue(source.queue, job)
+        if self.rules is not None:
+            self.rules.refuse_duplicate(answer, source.queue)
         return JobHandle(source, answer.id, answer)
 
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -176,7 +182,8 @@ class Dispatch(Hinting, Generic[P, R]):
         job; a cached result returns immediately. Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
         wait = self._given.get("wait", self.task.wait)
-        result: R = await call(self._source, self._build(args, kwargs, "call"), wait)
+        refuse = None if self.rules is None else self.rules.refuse_duplicate
+        result: R = await call(self._source, self._build(args, kwargs, "call"), wait, refuse)
         return result
 
     async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
@@ -234,8 +241,19 @@ class Dispatch(Hinting, Generic[P, R]):
             raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
         return self._place(payload)
 
+    def _rules_beside(self, given: Mapping[str, Any]) -> Rules | None:
+        """Return the rules of the task that are left beside these options, which win."""
+        task = self.task
+        if task.declared_rules is None and "unique" not in given:
+            return None
+        rules = task.declared_rules or Rules(task.name, {}, task.signature.fields, task.signature)
+        left = rules.nearer(given)
+        return left if left is not None and left.computed else None
+
     def _place(self, payload: bytes) -> NewJob:
         fields = self._fields
+        if self.rules is not None:
+            fields = placed(fields, self.rules.options(payload, self.task.serde))
         if not fields:
             return NewJob(uuid7(), payload, self._options)
         if "id" in fields:
@@ -308,11 +326,14 @@ class Task(Dispatch[P, R]):
         batching: Batching | None = None,
         retry_on: tuple[type[BaseException], ...] | None = None,
         wait: Duration | None = None,
+        rules: Rules | None = None,
     ) -> None:
         source = JobCodec(
             app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
         )
-        super().__init__(self, source, defaults, fields, {})
+        super().__init__(
+            self, source, defaults, fields, {}, rules=rules if rules is not None and rules.computed else None
+        )
         update_wrapper(self, func)
         self.app = app
         self.func = func
@@ -327,6 +348,7 @@ class Task(Dispatch[P, R]):
         self.fields = fields
         self.batching = batching
         self.retry_on = retry_on
+        self.declared_rules = rules
         self.wait = wait
         self.source = source
 

@@ -13,7 +13,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.client.codec import resolve_serde
 from penstock.client.options import placed
+from penstock.client.rules import Rules
 from penstock.core.job import DEFAULT_OPTIONS, NewJob, Options
 from penstock.errors import BadKey, BadRow, InvalidInput, InvalidOption, PayloadTooLarge
 from penstock.spark.cells import Unreadable, column_values, not_finite, plain_decimal
@@ -25,6 +27,7 @@ _CANONICAL: Final = frozenset({str, int, bool, bytes})
 _MAX_PAYLOAD: Final = 1 << 20
 _encode_key = msgspec.msgpack.Encoder().encode
 _encode_payload = msgspec.json.Encoder().encode
+_JSON: Final = resolve_serde("json")
 
 
 def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
@@ -83,7 +86,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The roles of a table's columns. ``placement`` maps an option of a job to its column: ``{"group": "user"}``.
 
     If ``whole`` is set, the payload holds the columns as one object under that name. ``fields`` are shared by all
-    jobs, as made by ``penstock.client.options.placement``.
+    jobs, as made by ``penstock.client.options.placement``. ``rules`` are those of the task; columns win over them.
     """
 
     namespace: str
@@ -94,6 +97,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     placement: dict[str, str] = {}
     options: Options = DEFAULT_OPTIONS
     fields: dict[str, Any] = {}
+    rules: Rules | None = None
     max_payload: int = _MAX_PAYLOAD
 
     def check(self, columns: Sequence[str]) -> None:
@@ -146,7 +150,8 @@ def new_jobs(
                 raise PayloadTooLarge(
                     f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
                 )
-            fields = placed(layout.fields, options) if options else layout.fields
+            ruled = {} if layout.rules is None else layout.rules.options(payload, _JSON)
+            fields = placed(layout.fields, ruled | options) if ruled or options else layout.fields
             yield NewJob(id=id, payload=payload, options=layout.options, **fields)
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
             why = _why(error, (*layout.key, *names), (*key, *values))

@@ -76,7 +76,14 @@ def _layout(options: WriteOptions, schema: StructType, task: Task[..., Any] | No
     payload = _names(options.payload_columns) or tuple(
         name for name in schema.fieldNames() if name not in placement.values() or name in key
     )
-    fields: dict[str, Any] = {"write_id": write_id, "run_id": options.run_id}
+    fields = {**(task.fields if task else {}), "write_id": write_id, "run_id": options.run_id}
+    if options.release == "onCommit" and (
+        "dedup" in fields or (task and task.rules and "dedup" in task.rules.computed)
+    ):
+        raise InvalidOption(
+            f"task {options.task!r} declares unique or dedup, and a job that release='onCommit' holds back "
+            "cannot have a key, which it would keep if the save were never completed. Use release='immediately'."
+        )
     if options.release == "onCommit":
         fields["staged"] = True
     return Layout(
@@ -87,6 +94,7 @@ def _layout(options: WriteOptions, schema: StructType, task: Task[..., Any] | No
         placement=placement,
         options=_options(options, task),
         fields=fields,
+        rules=task.rules if task else None,
     )
 
 

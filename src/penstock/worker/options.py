@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 import msgspec
 
 from penstock.client.middleware import check_layer
-from penstock.client.options import listed, refuse_unknown
+from penstock.client.options import refuse_unknown
+from penstock.client.parsers import listed
 from penstock.core.limits import Rate, RateLike, parse_rate
 from penstock.core.names import check_queue, check_worker, uuid7
 from penstock.core.text import shown

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeAl
 
 from penstock.client.handle import JobHandle
 from penstock.client.hints import Hinting
-from penstock.client.options import listed
+from penstock.client.parsers import listed
 from penstock.client.task import JobSpec
 from penstock.core.job import Policy
 from penstock.core.text import shown

@@ -222,7 +222,8 @@ class Graph:
             if job.dedup is not None:
                 raise InvalidInput(
                     f"{self._shown((queue, job.id))} has a dedup key, which a job of a flow cannot have. "
-                    "Give it an id instead: a job with a known id is not enqueued again."
+                    "Give it an id instead: a job with a known id is not enqueued again. If its task declares the key, "
+                    f"turn that off: {job.options.task or 'task'}.options(unique=False).job(...)."
                 )
 
     def _job(self, draft: Draft) -> NewJob:

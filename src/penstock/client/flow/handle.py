@@ -14,7 +14,7 @@ from penstock.client.handle import JobHandle
 from penstock.client.hints import Hinting
 from penstock.client.info import Field, JobInfo, ref_field
 from penstock.client.limits import budget_of, in_units
-from penstock.client.options import listed
+from penstock.client.parsers import listed
 from penstock.client.task import JobSpec
 from penstock.core.flow import Node
 from penstock.core.job import Dependency, Enqueued, EnqueueStatus, Policy

@@ -211,6 +211,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             whole=fitting.whole,
             placement=placed,
             options=self.task.defaults,
+            fields={name: value for name, value in self.task.fields.items() if name != "dedup"},
+            # The key of a row already says which rows are one job.
+            rules=self.task.rules and self.task.rules.without("dedup", "unique"),
             max_payload=self.task.app.max_payload,
         )
 

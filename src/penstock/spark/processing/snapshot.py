@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
-from penstock.core.job import NewJob
+from penstock.core.job import EMPTY_EXTRAS, NewJob
 from penstock.spark.cells import canonical_maker, column_values
 from penstock.spark.rows import Layout, Refused, new_jobs, payload_columns, placements, rows_of
 from penstock.spark.schemas import quoted
@@ -130,6 +130,19 @@ def _texts(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[str]:
     return (_encode(dict(zip(columns, row, strict=True))).decode() for row in values)
 
 
+def _options_of(job: NewJob) -> dict[str, Any]:
+    """Return the options of a job that its columns and the rules of its task have set."""
+    extras = job.extras or EMPTY_EXTRAS
+    options: dict[str, Any] = {
+        "group": extras.group,
+        "cost": extras.cost if extras.cost != 1 else None,
+        "priority": job.priority,
+        "delay": job.delay_ms / 1000,
+        "ttl": job.ttl_ms / 1000,
+    }
+    return {name: value for name, value in options.items() if value or (name == "cost" and value is not None)}
+
+
 def _row_maker(
     layout: Layout, canonical: Callable[[Sequence[Any]], bytes], *, with_former: bool
 ) -> Callable[[NewJob | Refused, tuple[Any, ...], str, dict[str, Any]], tuple[Any, ...]]:
@@ -140,6 +153,8 @@ def _row_maker(
     ) -> tuple[Any, ...]:
         if isinstance(job, Refused):
             return job.id or None, "", None, None, key, f"{job.key}: {job.why}", not job.id, None
+        if layout.rules is not None or layout.fields:
+            options = _options_of(job)
         placement = _encode(options).decode() if options else None
         made = fingerprint(canonical(values), version)
         former = former_fingerprint(job.payload, version) if with_former else None
