@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, TypeAlias, TypeVar
 
 from penstock.client.hints import refuse_keywords
-from penstock.client.options import whole_number
+from penstock.client.parsers import whole_number
 from penstock.core.lifecycle import (
     CancelAnswer,
     ChangeAnswer,
