@@ -87,13 +87,13 @@ _NAMES = {
     "penstock.core.names": "content_id uuid7",
     "penstock.core.retry": "Custom Exponential Fixed",
     "penstock.errors": (
-        "ArchiveTorn BadKey BadRow CommandFailed CostTooHigh CpuLimitExceeded EventsLost FleetFailed "
-        "InvalidInput InvalidName InvalidOption JobCancelled JobError JobExists JobExpired JobFailed JobNotFound "
-        "LeaseLost MemoryLimitExceeded NotReplicated OutputBusy OutputLost PayloadTooLarge PenstockError "
-        "RateLimited ResultTimeout Retry SandboxCrashed SandboxError SerializationError Snooze "
-        "StorageDamaged StorageError StorageFull StorageReadOnly StorageRefused StorageReplaced "
-        "StorageUnavailable StorageVersion Suspend TooManyFailures UnknownTask Unrecoverable Verdict "
-        "WaitForChildren"
+        "ArchiveTorn BadKey BadRow CommandFailed CostTooHigh CpuLimitExceeded Directive EventsLost "
+        "FleetFailed InvalidInput InvalidName InvalidOption JobCancelled JobError JobExists JobExpired "
+        "JobFailed JobNotFound LeaseLost MemoryLimitExceeded NotReplicated OutputBusy OutputLost "
+        "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
+        "SerializationError Snooze StorageDamaged StorageError StorageFull StorageReadOnly StorageRefused "
+        "StorageReplaced StorageUnavailable StorageVersion Suspend TooManyFailures UnknownTask "
+        "Unrecoverable WaitForChildren"
     ),
     "penstock.storage.sqlite.backup": "backup restore",
     "penstock.worker.context": "JobContext current_job",

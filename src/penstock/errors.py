@@ -39,7 +39,7 @@
     ├── TooManyFailures                   more rows failed than the run allows
     ├── ArchiveTorn                       the archive differs from what the store had
     ├── FleetFailed                       the workers on Spark's executors could not start, or gave up
-    └── Verdict                           raised *by handlers* to decide how the job goes on
+    └── Directive                           raised *by handlers* to decide how the job goes on
         ├── Unrecoverable                 fail now, even if attempts are left
         ├── Retry                         count a failure, and run again at a given time
         ├── Snooze                        run again later; not counted
@@ -256,7 +256,7 @@ class FleetFailed(PenstockError):
     the jobs that were running."""
 
 
-class Verdict(PenstockError):
+class Directive(PenstockError):
     """Base class of what a handler raises to decide how its job goes on."""
 
     @property
@@ -266,7 +266,7 @@ class Verdict(PenstockError):
         return first if isinstance(first, BaseException) else self.__cause__
 
 
-class Unrecoverable(Verdict):
+class Unrecoverable(Directive):
     """Fail the job now: another attempt would not help.
 
     It may wrap another error: ``raise Unrecoverable("no such page") from error``, or
@@ -289,7 +289,7 @@ _INSTEAD_OF: Final = {
 """Arguments of Celery's ``self.retry()``, and what to write here."""
 
 
-class Retry(Verdict):
+class Retry(Directive):
     """Count a failure, and run again after ``delay``, or ``at`` a time, instead of the task's backoff.
 
     It may wrap another error: ``raise Retry("busy", delay="1m") from error``, or
@@ -325,7 +325,7 @@ class Retry(Verdict):
         return "the handler asked for a retry"
 
 
-class Snooze(Verdict):
+class Snooze(Directive):
     """Run again after ``delay``, or ``at`` a time, without counting a failure.
 
     The next run reads ``stage`` as ``context.stage``; by default the job keeps its stage.
@@ -344,7 +344,7 @@ class Snooze(Verdict):
         self.stage = stage
 
 
-class Suspend(Verdict):
+class Suspend(Directive):
     """Run again when ``signal`` is sent to the job, or after ``timeout``, without counting a failure.
 
     The next run reads the signal as ``context.signal``, or sees ``context.timed_out``. A signal that was sent before
@@ -360,7 +360,7 @@ class Suspend(Verdict):
         self.stage = stage
 
 
-class RateLimited(Verdict):
+class RateLimited(Directive):
     """Hand the job back because an external service is busy for ``retry_in``, without counting a failure.
 
     Until then no job of its group starts; with ``scope="queue"``, or if it has no group, no job of its queue.
@@ -376,7 +376,7 @@ class RateLimited(Verdict):
         self.scope = scope
 
 
-class WaitForChildren(Verdict):
+class WaitForChildren(Directive):
     """Run again when all children of the job have finished, immediately if they have, without counting a failure.
 
     If it is raised again without new children, the run fails (``NothingToWaitFor``): the job would run forever.

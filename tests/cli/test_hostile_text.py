@@ -18,7 +18,7 @@ from penstock.core.command import COMMAND_TASK
 from penstock.core.job import Extras, NewJob, Options
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Failure
-from penstock.core.schedule import Every, Plan, Schedule, pack_plan
+from penstock.core.schedule import Every, Schedule, ScheduleSpec, pack_spec
 from penstock.storage import open_storage
 from penstock.storage.contract import Storage
 from penstock.storage.values import NewScheduler, Report, Settlement, Take
@@ -136,8 +136,8 @@ async def fill(storage: Storage) -> None:
         await storage.settle("default", [Settlement(lease.id, lease.token, outcome)])
     await storage.enqueue("default", [NewJob(f"id{EVIL}", payload, tasks)])
     await storage.limit("default", EVIL, Limit(concurrency=1))
-    plan = Plan(Schedule(Every(3_600_000)), NewJob("", payload, tasks))
-    await storage.put_scheduler("default", NewScheduler(EVIL, pack_plan(plan), 4_000_000_000_000))
+    spec = ScheduleSpec(Schedule(Every(3_600_000)), NewJob("", payload, tasks))
+    await storage.put_scheduler("default", NewScheduler(EVIL, pack_spec(spec), 4_000_000_000_000))
     command = json.dumps({"command": f"echo '{EVIL.replace(chr(0), '')}'; exit 3"}).encode()
     await storage.enqueue("commands", [NewJob("cmd", command, Options(task=COMMAND_TASK, attempts=1))])
 

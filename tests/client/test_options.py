@@ -130,8 +130,8 @@ async def test_options_serve_schedule_as_well(app: App) -> None:
 
     often = report.options(priority=-1, cron="0 3 * * *", tz="Europe/Berlin")
     info = await often.schedule("nightly", "sales", name="y")
-    assert (info.queue, info.when, info.plan.job.priority) == ("reports", "cron 0 3 * * * Europe/Berlin", -1)
-    assert info.plan.job.payload == b'{"kind":"sales","name":"y"}'
+    assert (info.queue, info.when, info.spec.job.priority) == ("reports", "cron 0 3 * * * Europe/Berlin", -1)
+    assert info.spec.job.payload == b'{"kind":"sales","name":"y"}'
     # The nearest time replaces the others.
     assert (
         await often.options(every="1h", tz="UTC").options(cron="1 * * * *").schedule("n", "a")
@@ -139,7 +139,7 @@ async def test_options_serve_schedule_as_well(app: App) -> None:
     with pytest.raises(InvalidOption, match="needs one of cron, every and after_completion"):
         await report.schedule("nightly", "sales")
     raw = await app.queue("raw").schedule("r", {"n": 1}, every="1h", priority=5)
-    assert (raw.when, raw.plan.job.priority) == ("every 1h", 5)
+    assert (raw.when, raw.spec.job.priority) == ("every 1h", 5)
 
 
 def test_options_serve_schedule_from_synchronous_code() -> None:

@@ -54,7 +54,7 @@ async def test_a_raw_job_may_have_no_result(app: App) -> None:
     assert await handle.result() == b""
 
 
-async def test_a_payload_may_name_its_task_and_its_treatment(app: App) -> None:
+async def test_a_payload_may_name_its_task_and_its_policy(app: App) -> None:
     handle = await app.queue("mail").enqueue({"to": "ada"}, task="send", attempts=9, id="x", priority=3)
 
     info = await handle.get()

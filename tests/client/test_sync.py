@@ -304,7 +304,7 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
                 "task",
                 "task_named",
                 "tasks",
-                "treatment",
+                "with_policy",
                 "worker",
             }
         ),

@@ -81,7 +81,7 @@ def test_a_runner_that_does_not_suit_the_function_is_refused() -> None:
         app.task(runner="fiber")(coroutine)  # type: ignore[call-overload]
 
 
-def test_options_of_a_task_become_the_treatment_of_its_jobs() -> None:
+def test_options_of_a_task_become_the_policy_of_its_jobs() -> None:
     app = App("memory://", attempts=7, result_ttl="2h")
 
     @app.task(name="mail.send", backoff="10s", timeout="30s", max_stalls=1, failure_ttl=None, version="2")

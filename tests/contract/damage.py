@@ -12,12 +12,12 @@ from penstock.storage.valkey.engine import ValkeyStorage
 __all__ = ["GARBAGE", "PARTS", "database", "harm", "harm_events", "harm_limit"]
 
 GARBAGE: Final = b"\xc1\xff\x00 not what was written"
-PARTS: Final = ("record", "options", "annex", "failure", "rerun")
+PARTS: Final = ("record", "options", "extras", "failure", "rerun")
 """What of a job may be damaged."""
 
-_COLUMNS: Final = {"annex": "annex", "failure": "failure", "rerun": "rerun"}
-_HASHES: Final = {"annex": "annex", "failure": "failures", "rerun": "rerun"}
-_HAS: Final = {"failure": 8, "rerun": 4, "annex": 128 + 64}
+_COLUMNS: Final = {"extras": "annex", "failure": "failure", "rerun": "rerun"}
+_HASHES: Final = {"extras": "annex", "failure": "failures", "rerun": "rerun"}
+_HAS: Final = {"failure": 8, "rerun": 4, "extras": 128 + 64}
 """The flag of the state record that says that a job has it."""
 
 
@@ -59,7 +59,7 @@ async def _harm_hash(storage: ValkeyStorage, queue: str, id: str, part: str) -> 
         if state:
             await _put(storage, queue, "state", id, GARBAGE)
     elif state is None:
-        assert part == "annex"
+        assert part == "extras"
         static = await _value(storage, queue, "jobs", id)
         assert static is not None
         await _put(storage, queue, "jobs", id, static[:23] + b"\xc1" * (len(static) - 23))

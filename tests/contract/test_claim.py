@@ -217,19 +217,19 @@ async def test_every_claim_counts_a_run(bench: Bench) -> None:
 
 async def test_a_repeated_call_with_its_ticket_gets_the_same_leases(bench: Bench) -> None:
     await bench.put_all([bench.new(id) for id in "abcd"])
-    take, ticket = Take("w", 2, LEASE_MS), Ticket("lane", 1)
+    take, ticket = Take("w", 2, LEASE_MS), Ticket("stream", 1)
     first = await bench.storage.claim(bench.queue, take, ticket=ticket)
     picture = await bench.picture()
 
     assert await bench.storage.claim(bench.queue, take, ticket=ticket) == first
     assert await bench.picture() == picture
-    second = await bench.storage.claim(bench.queue, take, ticket=Ticket("lane", 2))
+    second = await bench.storage.claim(bench.queue, take, ticket=Ticket("stream", 2))
     assert [lease.id for lease in second.leases] == ["c", "d"]
 
 
 async def test_leases_that_are_held_no_longer_are_left_out_of_a_repeated_answer(bench: Bench) -> None:
     await bench.put_all([bench.new(id) for id in "ab"])
-    take, ticket = Take("w", 2, LEASE_MS), Ticket("lane", 1)
+    take, ticket = Take("w", 2, LEASE_MS), Ticket("stream", 1)
     first = await bench.storage.claim(bench.queue, take, ticket=ticket)
     await bench.settle(first.leases[0], Complete())
     await bench.storage.cancel(bench.queue, ["b"])

@@ -30,7 +30,7 @@ async def complete_all(bench: Bench) -> list[str]:
 
 async def bring_with(bench: Bench, part: str, state: State = State.WAITING) -> None:
     """A job, named ``bad``, that has this part."""
-    fields = {"extras": Extras(group="g", stage="later")} if part == "annex" else {}
+    fields = {"extras": Extras(group="g", stage="later")} if part == "extras" else {}
     await bench.bring(state, "bad", **fields)
 
 
@@ -92,7 +92,7 @@ async def test_a_damaged_record_is_logged(bench: Bench) -> None:
     assert event.error_type == "Damaged"
 
 
-@pytest.mark.parametrize("part", ["record", "annex"])
+@pytest.mark.parametrize("part", ["record", "extras"])
 @pytest.mark.parametrize("state", [State.WAITING, State.ACTIVE])
 async def test_the_slot_of_its_group_is_freed(bench: Bench, state: State, part: str) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
@@ -119,7 +119,7 @@ async def test_its_dedup_key_is_freed(bench: Bench) -> None:
     assert not (await bench.storage.check(bench.queue)).problems
 
 
-@pytest.mark.parametrize("part", ["record", "annex"])
+@pytest.mark.parametrize("part", ["record", "extras"])
 async def test_its_parent_is_notified_of_the_failure(bench: Bench, part: str) -> None:
     flow = link_nodes(
         [
@@ -174,7 +174,7 @@ async def test_a_listener_is_notified(bench: Bench) -> None:
     assert news.failure.type == "Damaged"
 
 
-@pytest.mark.parametrize("part", ["record", "options", "annex"])
+@pytest.mark.parametrize("part", ["record", "options", "extras"])
 async def test_a_listener_of_the_rerun_is_notified(bench: Bench, part: str) -> None:
     await bring_with(bench, part, State.ACTIVE)
     await bench.put("bad", notify="ear", conflict=redispatch())

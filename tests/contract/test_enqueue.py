@@ -233,10 +233,10 @@ async def test_ids_of_any_script_and_payloads_of_any_bytes_come_back_as_they_wer
 
 async def test_a_repeated_call_with_its_ticket_gets_the_first_answers(bench: Bench) -> None:
     jobs = [bench.new("a"), bench.new("a"), bench.new("b", delay_ms=MINUTE_MS)]
-    first = await bench.storage.enqueue(bench.queue, jobs, ticket=Ticket("lane", 1))
+    first = await bench.storage.enqueue(bench.queue, jobs, ticket=Ticket("stream", 1))
     picture = await bench.picture()
 
-    again = await bench.storage.enqueue(bench.queue, jobs, ticket=Ticket("lane", 1))
+    again = await bench.storage.enqueue(bench.queue, jobs, ticket=Ticket("stream", 1))
 
     assert [answer.status for answer in first] == ["queued", "duplicate", "queued"]
     assert again == first

@@ -151,7 +151,7 @@ async def test_a_start_counts_whatever_became_of_it(bench: Bench) -> None:
 async def test_a_repeated_claim_gets_the_same_answer(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "", TWO)
     await put(bench, 5)
-    ticket = Ticket("lane", 1)
+    ticket = Ticket("stream", 1)
 
     first = await claim(bench, ticket=ticket)
     again = await claim(bench, ticket=ticket)

@@ -288,7 +288,7 @@ async def test_a_repeated_call_with_its_ticket_gets_answers_and_leases_again(ben
     await bench.put_all([bench.new(id, result_ttl_ms=0) for id in "abcd"])
     a, b = await bench.claim_all(2)
     items = [Settlement("a", a.token, Complete()), Settlement("b", b.token, Fail(BOOM))]
-    take, ticket = Take("w", 2, LEASE_MS), Ticket("lane", 1)
+    take, ticket = Take("w", 2, LEASE_MS), Ticket("stream", 1)
     first = await bench.storage.settle(bench.queue, items, take=take, ticket=ticket)
     picture = await bench.picture()
 

@@ -118,12 +118,12 @@ async def test_a_repeated_claim_says_again_that_the_budget_is_spent(bench: Bench
     await bench.put("a")
     await bench.storage.set_budget(bench.queue, Budget("usd", 0))
     asked = Take("worker", 1, LEASE_MS)
-    first = await bench.storage.claim(bench.queue, asked, ticket=Ticket("lane", 1))
-    settled = await bench.storage.settle(bench.queue, [], take=asked, ticket=Ticket("other lane", 1))
+    first = await bench.storage.claim(bench.queue, asked, ticket=Ticket("stream", 1))
+    settled = await bench.storage.settle(bench.queue, [], take=asked, ticket=Ticket("other stream", 1))
 
     assert first.over_budget
-    assert await bench.storage.claim(bench.queue, asked, ticket=Ticket("lane", 1)) == first
-    again = await bench.storage.settle(bench.queue, [], take=asked, ticket=Ticket("other lane", 1))
+    assert await bench.storage.claim(bench.queue, asked, ticket=Ticket("stream", 1)) == first
+    again = await bench.storage.settle(bench.queue, [], take=asked, ticket=Ticket("other stream", 1))
     assert again == settled
 
 

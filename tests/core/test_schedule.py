@@ -17,11 +17,11 @@ from penstock.core.schedule import (
     AfterCompletion,
     Cron,
     Every,
-    Plan,
     Schedule,
+    ScheduleSpec,
     Timing,
-    pack_plan,
-    unpack_plan,
+    pack_spec,
+    unpack_spec,
 )
 from penstock.errors import InvalidOption
 
@@ -227,5 +227,5 @@ def test_a_plan_is_read_back_as_it_was() -> None:
     job = NewJob(
         "", b"\x00\xff", options, priority=-3, extras=Extras(group="g", headers={"a": "b"}), dedup=Dedup("k")
     )
-    plan = Plan(Schedule(berlin("0 3 * * *"), end_ms=5, limit=3, missed="catch_up"), job)
-    assert unpack_plan(pack_plan(plan)) == plan
+    spec = ScheduleSpec(Schedule(berlin("0 3 * * *"), end_ms=5, limit=3, missed="catch_up"), job)
+    assert unpack_spec(pack_spec(spec)) == spec

@@ -150,26 +150,26 @@ class Grouping:
         group.level = min(full, level + (self.now - group.level_at) * bucket.refill)
         group.level_at, group.per_ms = self.now, bucket.per_ms
 
-    def _part(self, record: Record) -> str:
+    def _group_role(self, record: Record) -> str:
         if not record.group or record.state in TERMINAL:
             return ""
         if record.state is S.BLOCKED and record.blocked_by == "group":
-            return "k" if record.grip == 2 else "b"
-        if record.grip == 2:
+            return "k" if record.slot_hold == 2 else "b"
+        if record.slot_hold == 2:
             return "h"
         return {S.WAITING: "w", S.ACTIVE: "a"}.get(record.state, "")
 
     def _counts(self, key: str, without: Record | None = None) -> tuple[int, int, int, int, int]:
         members = [r for r in self.records.values() if r.group == key and r is not without]
-        parts = [self._part(record) for record in members]
-        cost = sum(r.cost for r in members if self._part(r) == "w")
-        both = parts.count("k")
-        return parts.count("w"), parts.count("a"), parts.count("h") + both, parts.count("b") + both, cost
+        roles = [self._group_role(record) for record in members]
+        cost = sum(r.cost for r in members if self._group_role(r) == "w")
+        both = roles.count("k")
+        return roles.count("w"), roles.count("a"), roles.count("h") + both, roles.count("b") + both, cost
 
     def _line(self, key: str) -> list[Record]:
         """The blocked members in their order."""
-        blocked = [r for r in self.records.values() if r.group == key and self._part(r) in ("b", "k")]
-        return sorted(blocked, key=lambda r: (0, r.number) if r.grip else (1, *in_line(r)))
+        blocked = [r for r in self.records.values() if r.group == key and self._group_role(r) in ("b", "k")]
+        return sorted(blocked, key=lambda r: (0, r.number) if r.slot_hold else (1, *in_line(r)))
 
     def _why(self, key: str, record: Record, without: Record | None = None) -> tuple[Reason, int]:
         group, limit = self._group(key), self._limit_of(key)
@@ -178,7 +178,7 @@ class Grouping:
             return "paused", 0
         if group.parked_until > self.now:
             return "asked", group.parked_until
-        if limit.concurrency and w + a + (0 if record.grip == 2 else h) >= limit.concurrency:
+        if limit.concurrency and w + a + (0 if record.slot_hold == 2 else h) >= limit.concurrency:
             return "concurrency", 0
         if limit.rate and len(group.starts) + w >= limit.rate.count:
             return "rate", group.starts[0] + limit.rate.per_ms if group.starts else 0
@@ -198,49 +198,49 @@ class Grouping:
         if key not in self._touched:
             self._touched.append(key)
 
-    def _block(self, record: Record, grip: int) -> None:
-        record.state, record.blocked_by, record.grip = S.BLOCKED, "group", grip
+    def _block(self, record: Record, slot_hold: int) -> None:
+        record.state, record.blocked_by, record.slot_hold = S.BLOCKED, "group", slot_hold
         self._touch(record.group)
 
-    def _held_back(self, record: Record, *, keeps_number: bool, part: str) -> bool:
-        """It is to enter waiting; ``part`` is what it comes from."""
+    def _held_back(self, record: Record, *, keeps_number: bool, role: str) -> bool:
+        """It is to enter waiting; ``role`` is what it comes from."""
         if not record.group:
             return False
         key = record.group
         group, limit = self._group(key), self._limit_of(key)
         strict = limit.concurrency == 1
         w, a, _, b, _ = self._counts(key, without=record)
-        if part == "h" or (part == "a" and (keeps_number or strict)):
-            full = part == "h" and limit.concurrency and w + a >= limit.concurrency
+        if role == "h" or (role == "a" and (keeps_number or strict)):
+            full = role == "h" and limit.concurrency and w + a >= limit.concurrency
             if full or group.paused or group.parked_until > self.now:
-                self._block(record, 2 if part == "h" or strict else 1)
+                self._block(record, 2 if role == "h" or strict else 1)
                 return True
         else:
-            record.grip = 0
+            record.slot_hold = 0
             if b or self._why(key, record, without=record)[0]:
                 self._block(record, 0)
                 return True
-        record.grip = 0
+        record.slot_hold = 0
         self._touch(key)
         return False
 
     def _schedule(self, record: Record, run_at: int) -> None:
-        part = self._part(record)
+        role = self._group_role(record)
         record.state, record.run_at = S.SCHEDULED, run_at
-        self._set_aside(record, part)
+        self._set_aside(record, role)
 
-    def _wait_elsewhere(self, record: Record, part: str) -> None:
+    def _wait_elsewhere(self, record: Record, role: str) -> None:
         """It waits for jobs it depends on: as for a time, and not in its group's line."""
-        if part in ("b", "k"):
-            record.grip = 2 if part == "k" else 0
+        if role in ("b", "k"):
+            record.slot_hold = 2 if role == "k" else 0
             self._touch(record.group)
         else:
-            self._set_aside(record, part)
+            self._set_aside(record, role)
 
-    def _set_aside(self, record: Record, part: str) -> None:
+    def _set_aside(self, record: Record, role: str) -> None:
         """It waits for a time or a signal: with it, in a strict group, the others."""
-        if part in ("a", "w"):
-            record.grip = 2 if part == "a" and self._limit_of(record.group).concurrency == 1 else 0
+        if role in ("a", "w"):
+            record.slot_hold = 2 if role == "a" and self._limit_of(record.group).concurrency == 1 else 0
             self._touch(record.group)
 
     def _started(self, record: Record) -> bool:
@@ -267,9 +267,9 @@ class Grouping:
         self._touch(record.group)
         return True
 
-    def _left(self, record: Record, part: str) -> None:
-        record.grip = 0
-        if part:
+    def _left(self, record: Record, role: str) -> None:
+        record.slot_hold = 0
+        if role:
             self._touch(record.group)
 
     def _park(self, record: Record, until: int, *, queue: bool) -> None:
@@ -298,9 +298,9 @@ class Grouping:
             why, at = self._why(key, first)
             if why:
                 return at
-            if not first.grip:
+            if not first.slot_hold:
                 first.number = self._draw()
-            first.state, first.blocked_by, first.grip, first.ready_at = S.WAITING, "", 0, self.now
+            first.state, first.blocked_by, first.slot_hold, first.ready_at = S.WAITING, "", 0, self.now
             self._append(E.UNBLOCKED, first)
         return 0
 

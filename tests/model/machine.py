@@ -42,7 +42,7 @@ __all__ = ["Machine"]
 
 LISTENERS = ("ear", "eye")
 OPERATING = ("cancel", "retry", "promote", "remove")
-GOVERNING = ("pause", "resume", "sweep", "retry_all", "drain", "clean", "configure", "obliterate")
+QUEUE_VERBS = ("pause", "resume", "sweep", "retry_all", "drain", "clean", "configure", "obliterate")
 repeats = st.sampled_from(["", "", "ticket", "lost"])
 active = precondition(lambda self: self.model.in_state(State.ACTIVE))
 claimed_before = precondition(lambda self: self.leases)
@@ -426,8 +426,8 @@ class Machine(RuleBasedStateMachine):
         id = data.draw(self.known_ids())
         self.same(self.storage.change(self.queue, id, change), lambda: self.model.change(id, change))
 
-    @rule(data=st.data(), verb=st.sampled_from(GOVERNING))
-    def govern(self, data: st.DataObject, verb: str) -> None:
+    @rule(data=st.data(), verb=st.sampled_from(QUEUE_VERBS))
+    def use_queue_verb(self, data: st.DataObject, verb: str) -> None:
         storage, model, queue = self.storage, self.model, self.queue
         match verb:
             case "pause" | "resume":
@@ -585,7 +585,7 @@ class Machine(RuleBasedStateMachine):
         if not repeat:
             return self.same(call(None), lambda: expected(None))
         self.tickets += 1
-        ticket = Ticket("lane", self.tickets)
+        ticket = Ticket("stream", self.tickets)
         self.repeatable = (lambda: call(ticket), lambda: expected(ticket))
         answer = self.same(call(ticket), lambda: expected(ticket))
         if repeat == "lost":  # the caller saw no answer, and asks again

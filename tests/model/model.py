@@ -236,7 +236,7 @@ class Model(Clockwork):
             record.payload = change.payload
         if change.priority is not None:
             record.priority = change.priority
-            if self._part(record) in ("b", "k"):
+            if self._group_role(record) in ("b", "k"):
                 self._touch(record.group)
         if change.delay_ms:
             self._schedule(record, self.now + change.delay_ms)

@@ -99,7 +99,7 @@ class Record:
     blocked_by: str = ""
     signal: bytes | None = None
     early: list[tuple[str, bytes]] = field(default_factory=list)
-    grip: int = 0
+    slot_hold: int = 0
     wall_at: int = 0
     wall_run_at: int = 0
 

@@ -26,9 +26,9 @@ from penstock.storage.values import (
 )
 from tests.model.dedup import Keys
 from tests.model.holding import Holding
+from tests.model.links import BY_DEPENDENCY, NOTHING_TO_WAIT_FOR
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
 from tests.model.steps import STALLED
-from tests.model.ties import BY_DEPENDENCY, NOTHING_TO_WAIT_FOR
 
 __all__ = ["Running"]
 
@@ -74,9 +74,9 @@ class Running(Keys, Holding):
         self.depend(id, record.flow, record.entries, after, tuple(own))
         is_movable = record.state in (S.SCHEDULED, S.WAITING) or record.blocked_by == "group"
         if record.awaits and is_movable:
-            part = self._part(record)
+            role = self._group_role(record)
             record.state, record.blocked_by = S.BLOCKED, "children"
-            self._wait_elsewhere(record, part)
+            self._wait_elsewhere(record, role)
         self._append(E.CHANGED, record)
         self.conclude(record)
         for node in link_nodes(

@@ -11,8 +11,8 @@ from penstock.core.outcome import Failure
 from penstock.core.staging import staged_at_ms
 from penstock.storage.values import Finished, QueueSettings
 from tests.model.grouping import Grouping
+from tests.model.links import Links
 from tests.model.record import ORDER, Entry, Happened, Record, Slot, news_of, replaces
-from tests.model.ties import Ties
 
 __all__ = ["EXPIRED", "STALLED", "Steps"]
 
@@ -21,7 +21,7 @@ EXPIRED, STALLED = Failure("Expired", ""), Failure("Stalled", "")
 RECHECK_MS = 600_000
 
 
-class Steps(Ties, Grouping):
+class Steps(Links, Grouping):
     """One queue: its jobs, its log, its counters."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Steps(Ties, Grouping):
         wall_at = slot.wall_at if slot else job.run_at_ms or 0
         replaced = self.records.get(job.id)
         if replaced is not None:
-            self._left(replaced, self._part(replaced))
+            self._left(replaced, self._group_role(replaced))
         record = Record(
             id=job.id,
             incarnation=incarnation,
@@ -115,7 +115,7 @@ class Steps(Ties, Grouping):
         record.dependents = [(one.id, one.flow) for one in (job.extras and job.extras.dependents) or ()]
         self.records[job.id] = record
         if record.state is S.WAITING:
-            self._held_back(record, keeps_number=True, part="")
+            self._held_back(record, keeps_number=True, role="")
         self._append(E.ENQUEUED, record)
         return record
 
@@ -134,7 +134,7 @@ class Steps(Ties, Grouping):
         if slot.terms is not None:
             record.options, record.priority, record.lifo, record.ttl_ms = slot.terms
             record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
-            if self._part(record) in ("b", "k"):
+            if self._group_role(record) in ("b", "k"):
                 self._touch(record.group)
         if slot.reset_counts:
             record.failures = record.stalls = 0
@@ -160,9 +160,9 @@ class Steps(Ties, Grouping):
             waiters = record.waiters | (record.slot.waiters if record.slot else set())
             self._tell(waiters, Finished(record.id, record.incarnation, S.CANCELLED))
             self._ended(record)
-        part = self._part(record)
+        role = self._group_role(record)
         del self.records[record.id]
-        self._left(record, part)
+        self._left(record, role)
 
     def _ended(self, record: Record) -> None:
         """What the end of a job means to others."""
@@ -196,11 +196,11 @@ class Steps(Ties, Grouping):
         self._return_to_waiting(record, keeps_number=False)
 
     def _return_to_waiting(self, record: Record, *, keeps_number: bool = True) -> None:
-        part = self._part(record)
+        role = self._group_role(record)
         if record.awaits:
             record.state, record.blocked_by = S.BLOCKED, "children"
-            self._wait_elsewhere(record, part)
-        elif not self._held_back(record, keeps_number=keeps_number, part=part):
+            self._wait_elsewhere(record, role)
+        elif not self._held_back(record, keeps_number=keeps_number, role=role):
             record.ready_at, record.state, record.blocked_by = self.now, S.WAITING, ""
 
     def _promote(self, record: Record | None) -> PromoteAnswer:
@@ -217,7 +217,7 @@ class Steps(Ties, Grouping):
         return self._finish(record, S.FAILED, E.EXPIRED, token=token)
 
     def _finish(self, record: Record, state: State, event: EventType, *, token: int = 0) -> State:
-        part = self._part(record)
+        role = self._group_role(record)
         record.state, record.finished_at = state, self.now
         self._keep(record)
         self._append(event, record, token=token)
@@ -227,7 +227,7 @@ class Steps(Ties, Grouping):
             slot = None
         self._tell(record.waiters, news_of(record))
         record.waiters = set()
-        self._left(record, part)
+        self._left(record, role)
         self.tell_dependents(record)
         self._ended(record)
         record.blocked_by = ""

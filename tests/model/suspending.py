@@ -56,9 +56,9 @@ class Suspending(Steps):
             self._receive(record, *early)
             return
         _say(record, awaits=name, awaits_until_ms=self.now + timeout_ms if timeout_ms else 0)
-        part = self._part(record)
+        role = self._group_role(record)
         record.state, record.blocked_by = S.BLOCKED, "signal"
-        self._set_aside(record, part)
+        self._set_aside(record, role)
 
     def _time_out(self) -> int:
         due = [r for r in self._suspended() if _extras(r).awaits_until_ms <= self.now]

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.driver_lease import output_name
 from penstock.storage import open_storage
-from tests.slow.crew import ROOT
+from tests.slow.local_processes import ROOT
 
 __all__ = ["PAST_LEASES_MS", "Driver", "let_leases_end", "say_ready"]
 

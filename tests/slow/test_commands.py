@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock import uuid7
-from tests.slow.crew import ROOT, Crew, check_history, opened, read_log
+from tests.slow.local_processes import ROOT, LocalProcesses, check_history, opened, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -51,21 +51,23 @@ async def test_no_command_is_lost_and_none_is_left_running_when_workers_are_kill
     )
     url, mark = f"sqlite:///{tmp_path}/penstock.db", uuid7()
     async with opened(url) as storage:
-        with Crew(url, tmp_path, seed=5, folder=tmp_path, PYTHONPATH=SOURCE, **{MARK: mark}) as crew:
+        with LocalProcesses(
+            url, tmp_path, seed=5, folder=tmp_path, PYTHONPATH=SOURCE, **{MARK: mark}
+        ) as processes:
             for name in WORKERS:
                 arguments = ["-m", "penstock", "worker", "-c", "4", "--lease", "1500ms", "--name", name]
-                crew.hire_command(name, arguments)
+                processes.launch_command(name, arguments)
             deadline = time.monotonic() + 300
             for kill in range(1, KILLS + 1):
                 # Amid the work, not before or behind it.
                 while begun(tmp_path) < kill * COMMANDS // (KILLS + 2):
-                    assert time.monotonic() < deadline, crew.log_of(WORKERS[0])
+                    assert time.monotonic() < deadline, processes.log_of(WORKERS[0])
                     time.sleep(0.01)
-                await crew.kill_one_at_work(storage, "default", WORKERS)
+                await processes.kill_one_at_work(storage, "default", WORKERS)
             while (await storage.counts("default")).open:
                 assert time.monotonic() < deadline, await storage.counts("default")
                 time.sleep(0.1)
-            assert crew.stop() == dict.fromkeys(WORKERS, 0)
+            assert processes.stop() == dict.fromkeys(WORKERS, 0)
             assert left_running(mark) == []
         events = await read_log(storage, "default")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.crew import ROOT
+from tests.slow.local_processes import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.storage.contract import Storage
 from tests.servers import ValkeyServer
-from tests.slow.crew import Crew, check_history, opened, read_log
 from tests.slow.fleet_names import PRODUCERS, QUEUE
+from tests.slow.local_processes import LocalProcesses, check_history, opened, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -20,24 +20,24 @@ JOBS = 1500
 KILLS = 24
 
 
-async def wait_until_completed(storage: Storage, crew: Crew, count: int) -> None:
+async def wait_until_completed(storage: Storage, processes: LocalProcesses, count: int) -> None:
     """At least so many jobs are done."""
 
     async def reached() -> bool:
         return (await storage.counts(QUEUE)).completed >= count
 
-    await crew.until(reached, seconds=60, state=lambda: storage.counts(QUEUE))
+    await processes.until(reached, seconds=60, state=lambda: storage.counts(QUEUE))
 
 
-async def wait_until_drained(storage: Storage, crew: Crew, *, seconds: float) -> None:
+async def wait_until_drained(storage: Storage, processes: LocalProcesses, *, seconds: float) -> None:
     """All producers are done and no job is open."""
 
     async def reached() -> bool:
-        producing = any(crew.running(name) for name in PRODUCERS)
+        producing = any(processes.running(name) for name in PRODUCERS)
         return not producing and (await storage.counts(QUEUE)).open == 0
 
-    await crew.until(reached, seconds=seconds, state=lambda: storage.counts(QUEUE))
-    crew.check()
+    await processes.until(reached, seconds=seconds, state=lambda: storage.counts(QUEUE))
+    processes.check()
 
 
 def accepted_ids(directory: Path) -> set[str]:
@@ -70,18 +70,20 @@ async def test_nothing_is_lost_when_workers_producers_and_sweepers_are_killed(
     store_url: str, tmp_path: Path
 ) -> None:
     async with opened(store_url) as storage:
-        with Crew(store_url, tmp_path, seed=1) as crew:
+        with LocalProcesses(store_url, tmp_path, seed=1) as processes:
             for name in PRODUCERS:
-                crew.hire("producer", name, JOBS)
+                processes.launch("producer", name, JOBS)
             for n in range(3):
-                crew.hire("worker", f"worker-{n}")
-            crew.hire("sweeper", "sweeper")
+                processes.launch("worker", f"worker-{n}")
+            processes.launch("sweeper", "sweeper")
             for kill in range(1, KILLS + 1):
                 # Amid the work, not before or behind it.
-                await wait_until_completed(storage, crew, kill * JOBS * len(PRODUCERS) // (KILLS + 2))
-                crew.kill_somebody()
-            assert crew.kills >= KILLS // 2, "a producer that has done its part is not there to be killed"
-            await wait_until_drained(storage, crew, seconds=120)
+                await wait_until_completed(storage, processes, kill * JOBS * len(PRODUCERS) // (KILLS + 2))
+                processes.kill_one()
+            assert processes.kills >= KILLS // 2, (
+                "a producer that has done its part is not there to be killed"
+            )
+            await wait_until_drained(storage, processes, seconds=120)
         await check(storage, tmp_path)
 
 
@@ -99,18 +101,18 @@ async def wait_until_at_work(storage: Storage, folder: Path) -> None:
 async def test_valkey_killed_and_restarted_under_load_loses_no_accepted_job(tmp_path: Path) -> None:
     with ValkeyServer(aof=True) as server:
         url = f"valkey://127.0.0.1:{server.port}"
-        with Crew(url, tmp_path, seed=2) as crew:
+        with LocalProcesses(url, tmp_path, seed=2) as processes:
             for name in PRODUCERS:
-                crew.hire("producer", name, JOBS)
+                processes.launch("producer", name, JOBS)
             for n in range(2):
-                crew.hire("worker", f"worker-{n}")
+                processes.launch("worker", f"worker-{n}")
             async with opened(url) as storage:
                 await wait_until_at_work(storage, tmp_path)
             for _ in range(5):
-                await asyncio.sleep(crew.chance.uniform(1, 2))
+                await asyncio.sleep(processes.chance.uniform(1, 2))
                 server.kill()
                 server.restart()
             async with opened(url) as storage:
-                await wait_until_drained(storage, crew, seconds=120)
+                await wait_until_drained(storage, processes, seconds=120)
         async with opened(url) as storage:
             await check(storage, tmp_path)

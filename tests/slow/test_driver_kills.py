@@ -16,7 +16,7 @@ import pytest
 from penstock import App
 from penstock.core.lifecycle import EventType
 from penstock.storage.values import Counts
-from tests.slow.crew import ROOT, check_history, read_log
+from tests.slow.local_processes import ROOT, check_history, read_log
 from tests.slow.spark_tasks import square
 from tests.spark.stores import ask
 

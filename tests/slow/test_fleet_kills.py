@@ -18,8 +18,8 @@ from penstock import App
 from penstock.client.info import WorkerInfo
 from penstock.core.lifecycle import EventType, State
 from penstock.storage.values import Counts
-from tests.slow.crew import ROOT, check_history, read_log
 from tests.slow.drivers import PAST_LEASES_MS
+from tests.slow.local_processes import ROOT, check_history, read_log
 from tests.slow.spark_driver import JOBS, ROWS
 from tests.slow.spark_tasks import square
 from tests.spark.stores import ask

@@ -14,8 +14,8 @@ from penstock import App
 from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
 from penstock.storage.contract import Storage
 from tests.slow import flow_fleet
-from tests.slow.crew import Crew, opened, read_log
 from tests.slow.flow_fleet import LEAF, MIDDLE, QUEUES, TOP, fails, policy_of
+from tests.slow.local_processes import LocalProcesses, opened, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -36,18 +36,18 @@ async def test_every_parent_is_released_once_and_ends_as_its_policy_says(
     store_url: str, tmp_path: Path
 ) -> None:
     async with opened(store_url) as storage:
-        with Crew(store_url, tmp_path, seed=3, roles="tests.slow.flow_fleet") as crew:
+        with LocalProcesses(store_url, tmp_path, seed=3, roles="tests.slow.flow_fleet") as processes:
             for n in range(3):
-                crew.hire("worker", f"worker-{n}")
+                processes.launch("worker", f"worker-{n}")
             producing = asyncio.create_task(produce(store_url))
             for kill in range(1, KILLS + 1):
-                await until_ended(storage, crew, kill * 4 * FLOWS // (KILLS + 2))
-                crew.kill_somebody()
+                await until_ended(storage, processes, kill * 4 * FLOWS // (KILLS + 2))
+                processes.kill_one()
             await producing
-            await until_only_waiting(storage, crew)
+            await until_only_waiting(storage, processes)
             (tmp_path / "mended").touch()
             await retry_what_is_waited_for(storage)
-            await until_drained(storage, crew)
+            await until_drained(storage, processes)
         await check(storage)
 
 
@@ -57,31 +57,31 @@ async def produce(url: str) -> None:
             await app.enqueue_flows(flow_fleet.flow(n) for n in range(first, first + 50))
 
 
-async def until_ended(storage: Storage, crew: Crew, leaves: int) -> None:
+async def until_ended(storage: Storage, processes: LocalProcesses, leaves: int) -> None:
     """So many leaves are done with: kills come amid the work, not before or behind it."""
 
     async def reached() -> bool:
         counts = await storage.counts(LEAF)
         return counts.completed + counts.failed >= leaves
 
-    await crew.until(reached, seconds=60, state=lambda: storage.counts(LEAF))
+    await processes.until(reached, seconds=60, state=lambda: storage.counts(LEAF))
 
 
-async def until_only_waiting(storage: Storage, crew: Crew) -> None:
+async def until_only_waiting(storage: Storage, processes: LocalProcesses) -> None:
     """All has ended but for flows that wait for a leaf to be retried."""
     stuck = {
         n
         for n in range(FLOWS)
         if policy_of(n) == "wait" and any(fails(n, middle, leaf) for middle in range(2) for leaf in range(2))
     }
-    await _until(storage, crew, {TOP: len(stuck), LEAF: 0})
+    await _until(storage, processes, {TOP: len(stuck), LEAF: 0})
 
 
-async def until_drained(storage: Storage, crew: Crew) -> None:
-    await _until(storage, crew, dict.fromkeys(QUEUES, 0))
+async def until_drained(storage: Storage, processes: LocalProcesses) -> None:
+    await _until(storage, processes, dict.fromkeys(QUEUES, 0))
 
 
-async def _until(storage: Storage, crew: Crew, opens: dict[str, int]) -> None:
+async def _until(storage: Storage, processes: LocalProcesses, opens: dict[str, int]) -> None:
     async def counts() -> dict[str, int]:
         return {queue: (await storage.counts(queue)).open for queue in QUEUES}
 
@@ -89,7 +89,7 @@ async def _until(storage: Storage, crew: Crew, opens: dict[str, int]) -> None:
         now = await counts()
         return all(now[queue] == count for queue, count in opens.items())
 
-    await crew.until(reached, seconds=120, state=counts)
+    await processes.until(reached, seconds=120, state=counts)
 
 
 async def retry_what_is_waited_for(storage: Storage) -> None:

@@ -14,8 +14,8 @@ from penstock.core.event import Event
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.limits import Limit
 from tests.slow import group_fleet
-from tests.slow.crew import Crew, read_log
 from tests.slow.group_fleet import LIMITS, QUEUE
+from tests.slow.local_processes import LocalProcesses, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -51,7 +51,7 @@ async def enqueue(app: App) -> list[str]:
     return ids
 
 
-async def wait_until_open(app: App, crew: Crew, *, at_most: int, seconds: float) -> None:
+async def wait_until_open(app: App, processes: LocalProcesses, *, at_most: int, seconds: float) -> None:
     """Until no more jobs than these are open."""
     queue = app.queue(QUEUE)
 
@@ -61,7 +61,7 @@ async def wait_until_open(app: App, crew: Crew, *, at_most: int, seconds: float)
     async def state() -> object:
         return await queue.counts(), [group async for group in queue.groups()]
 
-    await crew.until(reached, seconds=seconds, state=state)
+    await processes.until(reached, seconds=seconds, state=state)
 
 
 def of_groups(events: list[Event]) -> Iterator[tuple[str, list[Event]]]:
@@ -104,19 +104,19 @@ async def test_caps_order_and_rates_hold_and_no_key_wedges_under_kills_and_cance
     store_url: str, tmp_path: Path
 ) -> None:
     async with App(store_url) as app:
-        with Crew(store_url, tmp_path, seed=5, roles="tests.slow.group_fleet") as crew:
+        with LocalProcesses(store_url, tmp_path, seed=5, roles="tests.slow.group_fleet") as processes:
             for name in WORKERS:
-                crew.hire("worker", name)
-            crew.hire("sweeper", "sweeper")
+                processes.launch("worker", name)
+            processes.launch("sweeper", "sweeper")
             ids = await enqueue(app)
             for kill in range(1, KILLS + 1):
                 # Amid the work, not before or behind it.
                 left = len(ids) - kill * len(ids) // (KILLS + 2)
-                await wait_until_open(app, crew, at_most=left, seconds=60)
-                await crew.kill_one_at_work(await app.connect(), QUEUE, WORKERS)
-                await app.queue(QUEUE).cancel(*crew.chance.sample(ids, 3))
-            assert crew.kills == KILLS
-            await wait_until_open(app, crew, at_most=0, seconds=90)
+                await wait_until_open(app, processes, at_most=left, seconds=60)
+                await processes.kill_one_at_work(await app.connect(), QUEUE, WORKERS)
+                await app.queue(QUEUE).cancel(*processes.chance.sample(ids, 3))
+            assert processes.kills == KILLS
+            await wait_until_open(app, processes, at_most=0, seconds=90)
         checked = await app.queue(QUEUE).check()
         events = await read_log(await app.connect(), QUEUE)
 

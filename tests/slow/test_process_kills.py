@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 
 from penstock.core.lifecycle import EventType, State
 from penstock.storage import open_storage
-from tests.slow.crew import read_log
 from tests.slow.drivers import Driver, let_leases_end
+from tests.slow.local_processes import read_log
 from tests.slow.table_run import CONCURRENCY, QUEUE, WORKERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]

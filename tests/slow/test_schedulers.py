@@ -11,8 +11,8 @@ import pytest
 
 from penstock import App
 from penstock.core.lifecycle import EventType
-from tests.slow.crew import Crew, check_history, read_log
 from tests.slow.fleet_names import TICKS
+from tests.slow.local_processes import LocalProcesses, check_history, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
@@ -30,21 +30,21 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{url}?namespace=ticks-{uuid4().hex}"
 
 
-async def kill_until_all_is_done(app: App, crew: Crew) -> None:
+async def kill_until_all_is_done(app: App, processes: LocalProcesses) -> None:
     """Somebody is killed and started again about twice a second, until the last slot was fired and its job is done.
 
     Not for ever: where a start takes longer than they live, nobody would come to fire anything.
     """
     queue = app.queue(TICKS)
     while True:
-        await asyncio.sleep(crew.chance.uniform(0.2, 0.8))
-        crew.check()
+        await asyncio.sleep(processes.chance.uniform(0.2, 0.8))
+        processes.check()
         info = await queue.scheduler("clock")
         assert info is not None
         if info.ended and await queue.open() == 0:
             return
-        if crew.kills < KILLS:
-            crew.kill_somebody()
+        if processes.kills < KILLS:
+            processes.kill_one()
 
 
 async def test_two_hundred_slots_make_two_hundred_jobs_while_workers_are_killed(
@@ -54,11 +54,11 @@ async def test_two_hundred_slots_make_two_hundred_jobs_while_workers_are_killed(
         task = app.task(name="tick", queue=TICKS)(lambda: None)
         info = await app.schedule("clock", task.job(), every=EVERY, limit=SLOTS, missed="catch_up")
         slots = info.slots(SLOTS)
-        with Crew(store_url, tmp_path, seed=3) as crew:
+        with LocalProcesses(store_url, tmp_path, seed=3) as processes:
             for name in WORKERS:
-                crew.hire("ticker", name)
-            await kill_until_all_is_done(app, crew)
-            assert crew.kills > 10
+                processes.launch("ticker", name)
+            await kill_until_all_is_done(app, processes)
+            assert processes.kills > 10
         storage = await app.connect()
         events = await read_log(storage, TICKS)
         made = [event.id for event in events if event.type is EventType.ENQUEUED]

@@ -23,8 +23,8 @@ from penstock.spark.compaction import FOLDS, finish_folds, fold, piles
 from penstock.spark.deltaoutput import DeltaOutput
 from penstock.spark.processing import settled
 from penstock.spark.publishing import append_files, commit_name, compact_files
-from tests.slow.crew import ROOT
 from tests.slow.drivers import Driver, let_leases_end
+from tests.slow.local_processes import ROOT
 from tests.spark import table_tasks
 
 

@@ -16,7 +16,7 @@ from penstock.core.limits import Limit
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import QueueSettings
-from tests.slow.crew import Crew, opened
+from tests.slow.local_processes import LocalProcesses, opened
 from tests.storm.checker import CLAIMS_LOST, ENQUEUES_LOST, Verdict, check_storm
 from tests.storm.journal import GATE, Appender, calls_path, fault_line
 from tests.storm.plan import CAPS, GRACE_S, GROUPS, LEASE_S, LONGEST_PAUSE_S, PRODUCERS, QUEUES
@@ -147,17 +147,17 @@ class Storm:
         self._open_gate(0)
         async with opened(self._store.own_url) as storage:
             await _prepare(storage)
-        with Crew(
+        with LocalProcesses(
             self._store.url,
             self._folder,
             seed=self._plan.seed,
             roles="tests.storm.roles",
             **self._store.environment,
-        ) as self._crew:
+        ) as self._processes:
             for n in range(PRODUCERS):
-                self._crew.hire("producer", f"producer-{n}", self._plan.jobs)
+                self._processes.launch("producer", f"producer-{n}", self._plan.jobs)
             for n in range(self._plan.workers):
-                self._crew.hire("worker", f"worker-{n}")
+                self._processes.launch("worker", f"worker-{n}")
             supervision = asyncio.create_task(self._supervise())
             try:
                 await self._cause_faults()
@@ -166,7 +166,7 @@ class Storm:
             finally:
                 supervision.cancel()
                 await asyncio.gather(supervision, return_exceptions=True)
-            await asyncio.gather(*(self._end(name) for name in self._crew.names("worker")))
+            await asyncio.gather(*(self._end(name) for name in self._processes.names("worker")))
         self._faults.close()
 
     # Faults
@@ -217,7 +217,7 @@ class Storm:
         role = "producer" if self._chance.random() < 0.15 else "worker"
         name = await self._choose(role)
         self._note("kill", name)
-        self._crew.kill(name)
+        self._processes.kill(name)
         self._busy.discard(name)
         return name
 
@@ -225,7 +225,7 @@ class Storm:
         """Suspend a worker until its leases have run out, then let it go on."""
         name = await self._choose("worker")
         self._note("pause", name)
-        pid = self._crew.pid(name)
+        pid = self._processes.pid(name)
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(self._chance.uniform(1.3 * LEASE_S, LONGEST_PAUSE_S))
         os.kill(pid, signal.SIGCONT)
@@ -236,7 +236,7 @@ class Storm:
         """Stop a worker as a deployment does, and replace it."""
         name = await self._choose("worker")
         await self._end(name)
-        self._crew.start_again(name)
+        self._processes.start_again(name)
         self._busy.discard(name)
         return name
 
@@ -244,7 +244,7 @@ class Storm:
         """A process that is at work, or after a while any; it is busy from then on."""
         deadline = time.monotonic() + 10
         while True:
-            running = filter(self._crew.running, self._crew.names(role))
+            running = filter(self._processes.running, self._processes.names(role))
             names = [name for name in running if name not in self._busy]
             self._chance.shuffle(names)
             for name in names:
@@ -256,33 +256,33 @@ class Storm:
             await asyncio.sleep(0.05)
 
     def _is_at_work(self, name: str) -> bool:
-        path = calls_path(self._folder, name, self._crew.pid(name))
+        path = calls_path(self._folder, name, self._processes.pid(name))
         return name.startswith("producer") or (path.exists() and path.stat().st_size > AT_WORK_BYTES)
 
     async def _end(self, name: str) -> None:
         """SIGTERM, and a note if the worker does not end in time."""
         self._note("stop", name)
-        if self._crew.running(name):
-            self._crew.send(name, signal.SIGTERM)
+        if self._processes.running(name):
+            self._processes.send(name, signal.SIGTERM)
         allowed = GRACE_S + (10 if self._plan.faults <= OF_PROCESSES else 40)
         deadline = time.monotonic() + allowed
-        while self._crew.running(name) and time.monotonic() < deadline:
+        while self._processes.running(name) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        if self._crew.running(name):
+        if self._processes.running(name):
             self._note("stop hung", name, detail=f"not over after {allowed:.0f} s")
-            self._crew.send(name, signal.SIGKILL)
-            while self._crew.running(name):
+            self._processes.send(name, signal.SIGKILL)
+            while self._processes.running(name):
                 await asyncio.sleep(0.02)
-        elif self._crew.exit_status(name) not in (0, AWAY, -signal.SIGTERM):
-            self._note("died by itself", name, detail=f"{self._crew.log_of(name)[-500:]!r}")
+        elif self._processes.exit_status(name) not in (0, AWAY, -signal.SIGTERM):
+            self._note("died by itself", name, detail=f"{self._processes.log_of(name)[-500:]!r}")
 
     async def _supervise(self) -> None:
         """Replace what ended by itself. Only a worker that cannot reach the store at its start may do so, and not again
         and again."""
         failed_starts: Counter[str] = Counter()
         while True:
-            for name in self._crew.names("worker") + self._crew.names("producer"):
-                status = self._crew.exit_status(name)
+            for name in self._processes.names("worker") + self._processes.names("producer"):
+                status = self._processes.exit_status(name)
                 if status is None and self._is_at_work(name):
                     failed_starts[name] = 0
                 if status in (None, 0) or name in self._busy:
@@ -290,13 +290,13 @@ class Storm:
                 failed_starts[name] += 1
                 if status != AWAY or failed_starts[name] > MOST_FAILED_STARTS:
                     kind = "cannot start" if status == AWAY else "died by itself"
-                    self._note(kind, name, detail=f"{status}: {self._crew.log_of(name)[-500:]!r}")
+                    self._note(kind, name, detail=f"{status}: {self._processes.log_of(name)[-500:]!r}")
                 self.done["starts repeated"] += 1
-                self._crew.start_again(name)
+                self._processes.start_again(name)
             await asyncio.sleep(0.1)
 
     def _note(self, kind: str, name: str = "-", *, detail: str = "") -> None:
-        pid = self._crew.pid(name) if name != "-" else 0
+        pid = self._processes.pid(name) if name != "-" else 0
         self._faults.write(fault_line(kind.replace(" ", "_"), name, pid, detail))
 
     # The jobs
@@ -333,7 +333,7 @@ class Storm:
                 await asyncio.sleep(0.1)
 
     def _are_producing(self) -> bool:
-        return any(self._crew.exit_status(name) != 0 for name in self._crew.names("producer"))
+        return any(self._processes.exit_status(name) != 0 for name in self._processes.names("producer"))
 
     async def _open_jobs(self, storage: Storage) -> int:
         try:

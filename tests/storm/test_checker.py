@@ -18,7 +18,7 @@ from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
 from penstock.storage.values import Held, Settlement, Take
 from tests.servers import ValkeyServer
-from tests.slow.crew import opened
+from tests.slow.local_processes import opened
 from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm, longest_silence_ms
 from tests.storm.history import History
 from tests.storm.journal import Answer, Appender, answer_line, calls_path, fault_line, read_calls, sessions

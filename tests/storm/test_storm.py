@@ -13,7 +13,7 @@ import pytest
 
 from penstock.storage.valkey.routers import slot_of
 from tests.servers import SlotMove, ValkeyCluster, ValkeyServer, free_port
-from tests.slow.crew import ROOT
+from tests.slow.local_processes import ROOT
 from tests.storm import stores
 from tests.storm.journal import read_faults
 from tests.storm.network import REDIRECTED, BadNetworks
@@ -22,7 +22,7 @@ from tests.storm.stores import Store
 from tests.storm.storm import MOST_FAILED_STARTS, Plan, Storm
 
 
-class FailingCrew:
+class FailingProcesses:
     """Worker 0 cannot start ``failures`` times in a row, then runs."""
 
     def __init__(self, failures: int) -> None:
@@ -54,11 +54,11 @@ async def test_a_worker_that_keeps_failing_to_start_is_noted(
     tmp_path: Path, failures: int, noted: list[str]
 ) -> None:
     plan = Plan("sqlite", jobs=1, kills=0, seconds=1, faults=frozenset())
-    storm, crew = Storm(plan, Store("memory://"), tmp_path), FailingCrew(failures)
-    storm._crew = crew  # type: ignore[assignment]
+    storm, processes = Storm(plan, Store("memory://"), tmp_path), FailingProcesses(failures)
+    storm._processes = processes  # type: ignore[assignment]
     supervision = asyncio.create_task(storm._supervise())
     async with asyncio.timeout(10):
-        await crew.is_over.wait()
+        await processes.is_over.wait()
     supervision.cancel()
     assert [fault.kind for fault in read_faults(tmp_path)] == noted
     assert storm.done["starts repeated"] == failures

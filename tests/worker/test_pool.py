@@ -138,7 +138,7 @@ if __name__ == "__main__":
 async def test_ctrl_c_lets_the_jobs_of_all_processes_finish(tmp_path: Path) -> None:
     """The terminal signals the whole group; the children heed their supervisor alone."""
     url = f"sqlite:///{tmp_path}/p.db"
-    script = tmp_path / "crew.py"
+    script = tmp_path / "processes.py"
     script.write_text(SCRIPT)
     async with App(url) as app:
         flag = tmp_path / "flag"
@@ -156,7 +156,7 @@ async def test_ctrl_c_lets_the_jobs_of_all_processes_finish(tmp_path: Path) -> N
 
 async def test_the_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/p.db"
-    script = tmp_path / "crew.py"
+    script = tmp_path / "processes.py"
     script.write_text(SCRIPT)
     async with App(url) as app:
         with subprocess.Popen([sys.executable, str(script), url]) as process:

@@ -13,7 +13,7 @@ import pytest
 from penstock import App, EnqueueCall, JobContext, current_job
 from penstock.client.firing import fire_due, sweep
 from penstock.core.job import Extras
-from penstock.core.schedule import Every, Plan, Schedule, pack_plan
+from penstock.core.schedule import Every, Schedule, ScheduleSpec, pack_spec
 from penstock.errors import StorageFull
 from penstock.storage.values import Fired, NewScheduler, Swept
 from penstock.worker.sweeper import Sweeper
@@ -201,8 +201,8 @@ async def test_a_full_store_makes_a_slot_late_and_no_more(
 async def test_missed_slots_are_made_up_for_a_bounded_number_at_a_time(app: App) -> None:
     storage = await app.connect()
     now_ms = (await storage.schedulers("q")).now_ms
-    plan = Plan(Schedule(Every(1000), missed="catch_up"), (await _template(app)))
-    await storage.put_scheduler("q", NewScheduler("ticker", pack_plan(plan), now_ms // 1000 * 1000 - 249_000))
+    spec = ScheduleSpec(Schedule(Every(1000), missed="catch_up"), (await _template(app)))
+    await storage.put_scheduler("q", NewScheduler("ticker", pack_spec(spec), now_ms // 1000 * 1000 - 249_000))
     swept = [await sweep(storage, "q") for _ in range(3)]
     assert [one.more for one in swept] == [True, True, False]
     assert 250 <= (await storage.counts("q")).waiting < 300
@@ -226,7 +226,7 @@ async def _template(app: App) -> Any:
     info = await queue.schedule("template", "payload", every="1h")
     await queue.remove_scheduler("template")
     await asyncio.sleep(0)
-    return info.plan.job
+    return info.spec.job
 
 
 async def test_a_slot_that_the_store_refuses_holds_up_no_other(

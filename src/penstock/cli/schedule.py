@@ -154,7 +154,7 @@ def _next_run(info: SchedulerInfo) -> str:
 
     if info.next is None:
         return "after the previous job has ended"
-    timing = info.plan.schedule.timing
+    timing = info.spec.schedule.timing
     zone = timing.tz if isinstance(timing, Cron) else ""
     at = info.next.astimezone(ZoneInfo(zone) if zone else None)
     return f"{at:%a %d %b %Y %H:%M}{f':{at:%S}' if at.second else ''} {zone or at.tzname()}"
@@ -162,7 +162,7 @@ def _next_run(info: SchedulerInfo) -> str:
 
 def _what(info: SchedulerInfo) -> str:
     """Return the command of its jobs, or their task with its arguments."""
-    job = info.plan.job
+    job = info.spec.job
     if info.task == COMMAND_TASK:
         return command_text(job.payload)
     try:
@@ -258,7 +258,7 @@ def run(flags: Flags, /, *, name: str, queue: str | None) -> None:
         if info is None:
             return False
         handle = named.job(uuid7())
-        await enqueue_many(handle.source, [msgspec.structs.replace(info.plan.job, id=handle.id)])
+        await enqueue_many(handle.source, [msgspec.structs.replace(info.spec.job, id=handle.id)])
         click.echo(handle.id)
         return True
 
@@ -293,7 +293,7 @@ def _row(info: SchedulerInfo) -> dict[str, Any]:
     command = None
     if info.task == COMMAND_TASK:
         with suppress(InvalidInput):
-            command = decode_command(info.plan.job.payload)
+            command = decode_command(info.spec.job.payload)
     return {
         "name": info.name,
         "queue": info.queue,

@@ -25,13 +25,20 @@ from penstock.client.options import (
     placed,
     placement,
     refuse_unknown,
-    treatment,
+    with_policy,
 )
 from penstock.client.parsers import check_wait, listed
 from penstock.client.queue import Queue
 from penstock.client.rules import task_rules
 from penstock.client.schedules import AppSchedulers
-from penstock.client.session import Opening, Sessions, StoreName, check_url, chosen_store, from_environment
+from penstock.client.session import (
+    Sessions,
+    StorageFactory,
+    StoreName,
+    check_url,
+    chosen_store,
+    from_environment,
+)
 from penstock.client.signature import Signature
 from penstock.client.task import FunctionTask, Task, resolve_limits, resolve_retry_on, resolve_runner
 from penstock.core.job import Options
@@ -98,7 +105,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         """The store and the namespace named in the code."""
         chosen, part = chosen_store([self.named] if is_open else [self.named, from_environment()])
         self.namespace = None if part is None else check_namespace(part)
-        opening = Opening(chosen if url is None else url, namespace=self.namespace)
+        opening = StorageFactory(chosen if url is None else url, namespace=self.namespace)
         self.url = opening.url
         """The URL of the store. It may contain a password: display the URL of the storage instead."""
         self.moved_to: tuple[str, str | None] | None = None
@@ -110,7 +117,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
         self.backoffs: dict[str, BackoffFunction] = {}
         """Backoff functions by name. Jobs carry only the name."""
-        self._defaults = self.treatment(Options(), defaults)
+        self._defaults = self.with_policy(Options(), defaults)
         self._fields = placement(defaults)
         self.wait = check_wait(defaults.get("wait", DEFAULT_WAIT))
         """How long a call waits for its result, unless its task or its options say otherwise."""
@@ -317,7 +324,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         that was passed to it. Processes of its workers use the new store, too.
         """
         self.namespace = check_namespace(namespace) if namespace is not None else None
-        opening = Opening(url, namespace=self.namespace)
+        opening = StorageFactory(url, namespace=self.namespace)
         self.url = opening.url
         self.moved_to = (self.url, self.namespace)
         self.exchange_sessions(
@@ -379,12 +386,12 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     # Internal
 
-    def treatment(self, base: Options, given: Mapping[str, Any]) -> Options:
+    def with_policy(self, base: Options, given: Mapping[str, Any]) -> Options:
         """Return ``base`` with the job policy in ``given``, and register its backoff function."""
         backoff = given.get("backoff")
         if callable(backoff):
             self.backoffs[custom_name(backoff)] = backoff
-        return treatment(base, given)
+        return with_policy(base, given)
 
     def add_task(
         self, func: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
@@ -423,7 +430,7 @@ class App(Hinting, AppHooks, AppSchedulers):
             serde=serde,
             result_serde=resolve_serde(given.get("result_serde", result_serde)),
             signature=signature,
-            defaults=self.treatment(replace(self._defaults, task=name), given),
+            defaults=self.with_policy(replace(self._defaults, task=name), given),
             fields=placed(self._fields, fixed if rules is None else {**fixed, **rules.constants}),
             rules=rules,
             batching=batching,

@@ -20,13 +20,13 @@ from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Relea
 from penstock.core.text import get_logger, storable_value, text_of
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import (
+    Directive,
     InvalidInput,
     LeaseLost,
     RateLimited,
     SerializationError,
     StorageError,
     Suspend,
-    Verdict,
 )
 from penstock.storage.values import Held, Report, Settlement
 
@@ -346,7 +346,7 @@ class Claim(Generic[J]):
             await job.fail(error)
         else:
             await job.release()
-        return isinstance(error, Verdict)
+        return isinstance(error, Directive)
 
 
 async def _finish(job: ClaimedJob) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.job import EMPTY_EXTRAS, Enqueued
-from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
+from penstock.core.schedule import AfterCompletion, ScheduleSpec, unpack_spec
 from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, JobError, StorageError, StorageFull
 from penstock.storage.values import DueScheduler, Fired
@@ -37,10 +37,10 @@ Fire: TypeAlias = Callable[[str, DueScheduler], Awaitable[int | None]]
 """``fire_due`` of a store and an app: fires the due slots of a scheduler of a queue."""
 
 
-def job_of_slot(plan: Plan, name: str, slot_ms: int, *, repeats: bool = False) -> NewJob:
+def job_of_slot(spec: ScheduleSpec, name: str, slot_ms: int, *, repeats: bool = False) -> NewJob:
     """Return the job of a slot. Its id consists of the scheduler and the slot, so all clients make the same one."""
-    extras = replace(plan.job.extras or EMPTY_EXTRAS, scheduler=name, slot_ms=slot_ms, repeats=repeats)
-    return replace(plan.job, id=f"{name}:{_shown(slot_ms)}", extras=extras)
+    extras = replace(spec.job.extras or EMPTY_EXTRAS, scheduler=name, slot_ms=slot_ms, repeats=repeats)
+    return replace(spec.job, id=f"{name}:{_shown(slot_ms)}", extras=extras)
 
 
 def _shown(slot_ms: int) -> str:
@@ -88,10 +88,10 @@ async def fire_due(
     the slot stays due, and the next sweep tries again.
     """
     try:
-        plan = unpack_plan(due.spec)
+        spec = unpack_spec(due.spec)
         if due.slot_ms > due.now_ms:
-            return await _compute_again(storage, queue, due, plan)
-        return await _fire(storage, queue, due, plan, enqueue_chain)
+            return await _compute_again(storage, queue, due, spec)
+        return await _fire(storage, queue, due, spec, enqueue_chain)
     except msgspec.MsgspecError as error:
         logger.warning("queue %s: scheduler %r cannot be read and is skipped: %s", queue, due.name, error)
     except (StorageFull, InvalidInput, JobError) as error:
@@ -106,9 +106,9 @@ async def fire_due(
     return None
 
 
-async def _compute_again(storage: Storage, queue: str, due: DueScheduler, plan: Plan) -> int:
+async def _compute_again(storage: Storage, queue: str, due: DueScheduler, spec: ScheduleSpec) -> int:
     """Return the next slot, which replaces one that was computed while the clock was ahead."""
-    schedule, now_ms = plan.schedule, due.now_ms
+    schedule, now_ms = spec.schedule, due.now_ms
     if schedule.repeat_ms is None:
         sooner_ms = schedule.next_after(now_ms)
         is_passed_over = (schedule.next_after(now_ms + _STEADY_MS) or due.slot_ms) < due.slot_ms
@@ -126,14 +126,14 @@ async def _compute_again(storage: Storage, queue: str, due: DueScheduler, plan: 
 
 
 async def _fire(
-    storage: Storage, queue: str, due: DueScheduler, plan: Plan, enqueue_chain: EnqueueChain | None
+    storage: Storage, queue: str, due: DueScheduler, spec: ScheduleSpec, enqueue_chain: EnqueueChain | None
 ) -> int | None:
-    schedule, slot_ms, now_ms = plan.schedule, due.slot_ms, due.now_ms
+    schedule, slot_ms, now_ms = spec.schedule, due.slot_ms, due.now_ms
     repeats = isinstance(schedule.timing, AfterCompletion)
     for _ in range(1 if schedule.missed == "skip" else CAUGHT_UP_AT_ONCE):
         shown_ms = schedule.newest_due(slot_ms, now_ms) if schedule.missed == "skip" else slot_ms
         next_ms = schedule.next_after(shown_ms)
-        job = job_of_slot(plan, due.name, shown_ms, repeats=repeats)
+        job = job_of_slot(spec, due.name, shown_ms, repeats=repeats)
 
         async def send(job: NewJob, slot_ms: int = slot_ms, next_ms: int = next_ms or 0) -> Fired:
             return await storage.fire(queue, due.name, slot_ms=slot_ms, next_ms=next_ms, job=job)

@@ -1,6 +1,6 @@
 """The options that users write, and the plain values they become.
 
-There are two kinds. *Treatment* (``attempts``, ``timeout`` ...) says how workers treat a job. It is set on the
+There are two kinds. *JobPolicy* (``attempts``, ``timeout`` ...) says how workers treat a job. It is set on the
 app, on the task, or by ``task.options(...)``, and becomes a ``core.job.Options`` that many jobs share.
 *Placement* (``id``, ``delay``, ``priority`` ...) says where and when one job goes, and becomes fields of its
 ``NewJob``.
@@ -19,7 +19,7 @@ from penstock.client.codec import Serde
 from penstock.client.hints import WORKER_OPTIONS, option_hint
 from penstock.client.parsers import (
     PLACEMENT_PARSERS,
-    TREATMENT_PARSERS,
+    POLICY_PARSERS,
 )
 from penstock.core.job import (
     EMPTY_EXTRAS,
@@ -58,7 +58,7 @@ _TIMES: Final = frozenset({"delay_ms", "run_at_ms"})
 _EXTRAS: Final = ("group", "cost", "headers", "holds")
 
 
-class Treatment(TypedDict, total=False):
+class JobPolicy(TypedDict, total=False):
     """The options of a job's runs and results.
 
     - ``attempts``: the number of failures after which the job fails for good (default: 3).
@@ -120,7 +120,7 @@ class Placement(TypedDict, total=False):
     write_id: str
 
 
-class JobOptions(Treatment, Placement, total=False):
+class JobOptions(JobPolicy, Placement, total=False):
     """All options of a job, as ``queue.enqueue(payload, **options)`` takes them."""
 
 
@@ -148,8 +148,8 @@ class DispatchOptions(CallOptions, When, total=False):
     queue: str | None
 
 
-class SharedOptions(Treatment, total=False):
-    """The options of a task that its app may have as well: treatment, and what several jobs can share."""
+class SharedOptions(JobPolicy, total=False):
+    """The options of a task that its app may have as well: policy, and what several jobs can share."""
 
     delay: Duration | None
     lifo: bool
@@ -209,7 +209,7 @@ class BatchOptions(TaskOptions, total=False):
 DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
 TASK: Final = frozenset(BatchOptions.__annotations__)
 DISPATCH: Final = frozenset(DispatchOptions.__annotations__)
-TREATMENT: Final = frozenset(Treatment.__annotations__)
+JOB_POLICY: Final = frozenset(JobPolicy.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
 RULES: Final = ("group", "cost", "priority", "dedup", "unique", "deadline")
 """The options of a task that may be computed from the arguments of a job."""
@@ -251,8 +251,8 @@ def _instead(name: str, known: Collection[str]) -> str:
     return f"There are: {', '.join(sorted(known))}."
 
 
-def treatment(base: Options, given: Mapping[str, Any]) -> Options:
-    """Return ``base`` with the treatment options in ``given``. Ignore other names.
+def with_policy(base: Options, given: Mapping[str, Any]) -> Options:
+    """Return ``base`` with the policy options in ``given``. Ignore other names.
 
     Raises:
         InvalidOption: a value outside its range, or both ``attempts`` and ``max_retries``.
@@ -263,8 +263,8 @@ def treatment(base: Options, given: Mapping[str, Any]) -> Options:
             "the job may run. Give one of them; attempts is max_retries + 1."
         )
     changes: dict[str, Any] = {}
-    for name in TREATMENT & given.keys():
-        field, parse = TREATMENT_PARSERS[name]
+    for name in JOB_POLICY & given.keys():
+        field, parse = POLICY_PARSERS[name]
         changes[field] = parse(name, given[name])
     return replace(base, **changes) if changes else base
 

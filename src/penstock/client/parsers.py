@@ -183,7 +183,7 @@ def _conflict(name: str, value: Any) -> Conflict:
     )
 
 
-TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+POLICY_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "attempts": ("attempts", _count(1)),
     "max_retries": ("attempts", lambda name, value: whole_number(name, value, least=0, most=_INT32 - 1) + 1),
     "backoff": ("backoff", _backoff),

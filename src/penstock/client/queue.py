@@ -19,9 +19,9 @@ from penstock.client.firing import sweep
 from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import Hinting
 from penstock.client.options import (
+    JOB_POLICY,
     PLACEMENT,
     TIMES,
-    TREATMENT,
     CallOptions,
     JobOptions,
     ScheduleOptions,
@@ -129,7 +129,7 @@ def _keep_running(task: asyncio.Task[None]) -> None:
     task.add_done_callback(_hand_backs.discard)
 
 
-_OPTIONS: Final = TREATMENT | PLACEMENT
+_OPTIONS: Final = JOB_POLICY | PLACEMENT
 _MAX_CLAIM: Final = 10_000
 
 
@@ -196,7 +196,7 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         """
         if "id" in options:
             raise InvalidOption("id belongs to a single job. Give ids=[...], one for each payload.")
-        treated, fields = self._parse(task, options)
+        policy, fields = self._parse(task, options)
         encode = self._source.encode_payload
         data = [encode(payload) for payload in listed("payloads", payloads, of="payloads")]
         names = (
@@ -212,7 +212,7 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         )
         return await enqueue_many(
             self._source,
-            [NewJob(id, payload, treated, **own) for id, payload, own in zip(names, data, each, strict=True)],
+            [NewJob(id, payload, policy, **own) for id, payload, own in zip(names, data, each, strict=True)],
         )
 
     async def call(self, payload: Any, *, task: str = "", **options: Unpack[CallOptions]) -> Any:
@@ -293,12 +293,12 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         return SyncQueue(self)
 
     def _build(self, payload: Any, task: str, options: Mapping[str, Any]) -> NewJob:
-        treated, fields = self._parse(task, options)
+        policy, fields = self._parse(task, options)
         id = fields.pop("id", None) or uuid7()
         data = self._source.encode_payload(payload)
         if task and (rules := self._rules(task, options)) is not None:
             fields = self._ruled(fields, rules, data)
-        return NewJob(id, data, treated, **fields)
+        return NewJob(id, data, policy, **fields)
 
     def _rules(self, task: str, options: Mapping[str, Any]) -> Rules | None:
         """Return the rules of a task of the app that apply beside these options."""
@@ -311,10 +311,10 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
 
     def _parse(self, task: str, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         refuse_unknown(options, _OPTIONS, where=f"queue {shown(self.name)}")
-        treated = self._source.app.treatment(self._defaults, options)
+        policy = self._source.app.with_policy(self._defaults, options)
         if task:
-            treated = replace(treated, task=check_task(task))
-        return treated, placed(self._fields, options)
+            policy = replace(policy, task=check_task(task))
+        return policy, placed(self._fields, options)
 
     def _claiming(self, lease: Duration, wait: Duration | None, worker: str | None) -> Claiming:
         lease_ms = milliseconds(lease, what="lease")

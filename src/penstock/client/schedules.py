@@ -24,12 +24,12 @@ from penstock.core.schedule import (
     Cron,
     Every,
     Missed,
-    Plan,
     Schedule,
+    ScheduleSpec,
     Timing,
     When,
-    pack_plan,
-    unpack_plan,
+    pack_spec,
+    unpack_spec,
 )
 from penstock.core.text import shown
 from penstock.core.units import describe, milliseconds
@@ -103,16 +103,16 @@ async def put_scheduler(
         raise InvalidOption(
             "after names existing jobs, but the job repeats. Schedule a task that enqueues the flow."
         )
-    plan = Plan(schedule, replace(job, id="", notify="", unchecked=False))
+    spec = ScheduleSpec(schedule, replace(job, id="", notify="", unchecked=False))
     found = await storage.schedulers(queue, [name])
-    known = unpack_plan(found.schedulers[0].spec) if found.schedulers else None
+    known = unpack_spec(found.schedulers[0].spec) if found.schedulers else None
     is_same = known is not None and known.schedule == schedule
     next_ms = schedule.first(found.now_ms)
     if next_ms is None and not is_same:
         raise InvalidOption(f"scheduler {shown(name)} has no slots: its end has passed.")
     new = NewScheduler(
         name,
-        pack_plan(plan),
+        pack_spec(spec),
         next_ms or 0,
         keep_next=is_same,
         limit=schedule.limit,
@@ -124,14 +124,14 @@ async def put_scheduler(
 
 
 class SchedulerInfo:
-    """A snapshot of a scheduler. ``raw`` is the record of the store, ``plan`` its decoded schedule and job."""
+    """A snapshot of a scheduler. ``raw`` is the record of the store, ``spec`` its decoded schedule and job."""
 
-    __slots__ = ("plan", "queue", "raw")
+    __slots__ = ("queue", "raw", "spec")
 
     def __init__(self, queue: str, raw: Scheduler) -> None:
         self.queue = queue
         self.raw = raw
-        self.plan = unpack_plan(raw.spec)
+        self.spec = unpack_spec(raw.spec)
 
     def __repr__(self) -> str:
         return f"<SchedulerInfo {self.queue}/{self.name} {self.when}{', paused' if self.paused else ''}>"
@@ -141,7 +141,7 @@ class SchedulerInfo:
     @property
     def when(self) -> str:
         """Return the schedule as text: ``cron 0 3 * * * Europe/Berlin``, ``every 10m``, ``5m after completion``."""
-        match self.plan.schedule.timing:
+        match self.spec.schedule.timing:
             case Cron(expression, tz):
                 return f"cron {expression} {tz}"
             case Every(every_ms):
@@ -162,15 +162,15 @@ class SchedulerInfo:
 
     last_job = Field[str]("raw.last_id")
     """The id of the job of the last slot; empty before the first."""
-    start = moment_field("plan.schedule.start_ms")
-    end = moment_field("plan.schedule.end_ms")
+    start = moment_field("spec.schedule.start_ms")
+    end = moment_field("spec.schedule.end_ms")
 
     @property
     def limit(self) -> int | None:
-        return self.plan.schedule.limit or None
+        return self.spec.schedule.limit or None
 
-    missed = Field[Missed]("plan.schedule.missed")
-    task = Field[str]("plan.job.options.task")
+    missed = Field[Missed]("spec.schedule.missed")
+    task = Field[str]("spec.job.options.task")
     """The task of its jobs."""
 
     def slots(self, count: int, *, after: datetime | None = None) -> list[datetime]:
@@ -178,7 +178,7 @@ class SchedulerInfo:
         whole_number("count", count, least=1)
         slots: list[datetime] = []
         at_ms = self.raw.next_ms - 1 if after is None else epoch_ms("after", after)
-        while len(slots) < count and (slot_ms := self.plan.schedule.next_after(at_ms)) is not None:
+        while len(slots) < count and (slot_ms := self.spec.schedule.next_after(at_ms)) is not None:
             slots.append(instant(slot_ms))
             at_ms = slot_ms
         return slots
@@ -213,7 +213,7 @@ class AppSchedulers:
         def queue(self, name: str) -> Queue: ...
 
     def __init__(self) -> None:
-        self._declared: dict[tuple[str, str], Plan] = {}
+        self._declared: dict[tuple[str, str], ScheduleSpec] = {}
 
     async def schedule(
         self, name: str, job: JobSpec[Any], *unnamed: Never, **when: Unpack[When]
@@ -258,7 +258,7 @@ class AppSchedulers:
                 ) from error
             if task.rules is not None:
                 task.rules.check_repeated()
-            self._declared[job.queue, check_scheduler(name or task.name)] = Plan(schedule, job.job)
+            self._declared[job.queue, check_scheduler(name or task.name)] = ScheduleSpec(schedule, job.job)
             return task
 
         return declare
@@ -269,9 +269,9 @@ class AppSchedulers:
 
     async def put_declared(self, storage: Storage, queues: Collection[str] | None = None) -> None:
         """Create the schedulers of ``@app.scheduled`` on these queues, or on all. Workers call it when they start."""
-        for (queue, name), plan in self._declared.items():
+        for (queue, name), spec in self._declared.items():
             if queues is None or queue in queues:
-                await put_scheduler(storage, queue, name, schedule=plan.schedule, job=plan.job)
+                await put_scheduler(storage, queue, name, schedule=spec.schedule, job=spec.job)
 
 
 class QueueSchedulers:
@@ -301,7 +301,7 @@ class QueueSchedulers:
         found = await storage.schedulers(queue, [check_scheduler(name)])
         if not found.schedulers:
             return False
-        schedule = unpack_plan(found.schedulers[0].spec).schedule
+        schedule = unpack_spec(found.schedulers[0].spec).schedule
         is_repeating = isinstance(schedule.timing, AfterCompletion)
         next_ms = None if is_repeating else schedule.next_after(found.now_ms) or 0
         return await storage.resume_scheduler(queue, name, next_ms=next_ms)
@@ -322,7 +322,7 @@ class QueueSchedulers:
             raise InvalidOption(
                 f"queue {shown(queue)} has no scheduler {shown(name)}. See queue.schedulers()."
             )
-        job = job_of_slot(unpack_plan(found.schedulers[0].spec), name, found.now_ms)
+        job = job_of_slot(unpack_spec(found.schedulers[0].spec), name, found.now_ms)
         answer = await (await self._source.app.session()).enqueue(queue, job)
         return JobHandle(self._source, answer.id, answer)
 

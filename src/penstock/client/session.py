@@ -373,7 +373,7 @@ def _named_in(url: str) -> str:
     return parse_qs(split_url(url).query).get("namespace", [""])[0]
 
 
-class Opening:
+class StorageFactory:
     """A factory of storages for ``url``, or a given open storage, which the app does not close (``is_ours``)."""
 
     def __init__(self, given: str | Storage, *, namespace: str | None) -> None:

@@ -149,7 +149,7 @@ class Dispatch(Hinting, Generic[P, R]):
         return Dispatch(
             task,
             self._source if queue is None else self._source.on(check_queue(queue)),
-            task.app.treatment(task.defaults, given),
+            task.app.with_policy(task.defaults, given),
             placed(task.fields, given),
             given,
             rules=self._rules_beside(given),

@@ -22,16 +22,16 @@ from penstock.core.text import storable
 from penstock.core.units import MAX_MS, Duration, describe, milliseconds
 from penstock.errors import (
     CommandFailed,
+    Directive,
     InvalidInput,
     RateLimited,
     Retry,
     SandboxError,
     Unrecoverable,
-    Verdict,
     WaitForChildren,
 )
-from penstock.errors import Snooze as SnoozeVerdict
-from penstock.errors import Suspend as SuspendVerdict
+from penstock.errors import Snooze as SnoozeDirective
+from penstock.errors import Suspend as SuspendDirective
 
 if TYPE_CHECKING:
     from penstock.core.job import Lease
@@ -154,7 +154,7 @@ class Undecodable(Exception):
     """The payload does not fit the task: no run can succeed."""
 
 
-class HandedBack(SnoozeVerdict):
+class HandedBack(SnoozeDirective):
     """This worker does not know the task. The job runs again later, perhaps on another worker."""
 
 
@@ -181,7 +181,7 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
     """Return the outcome of a run whose handler raised ``error``."""
     try:
         match error:
-            case SnoozeVerdict() | SuspendVerdict():
+            case SnoozeDirective() | SuspendDirective():
                 return _postponed(error)
             case RateLimited():
                 return Limited(milliseconds(error.retry_in, what="retry_in"), error.scope)
@@ -210,9 +210,9 @@ def undecided(error: BaseException, broken: BaseException) -> Fail:
     return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS)
 
 
-def _postponed(verdict: SnoozeVerdict | SuspendVerdict) -> Outcome:
+def _postponed(verdict: SnoozeDirective | SuspendDirective) -> Outcome:
     try:
-        if isinstance(verdict, SuspendVerdict):
+        if isinstance(verdict, SuspendDirective):
             return suspension(verdict)
         delay_ms, stage = _delay_ms(verdict.delay, verdict.at) or 0, check_stage(verdict.stage)
         return Snooze(delay_ms, stage, unknown=isinstance(verdict, HandedBack))
@@ -220,7 +220,7 @@ def _postponed(verdict: SnoozeVerdict | SuspendVerdict) -> Outcome:
         return Fail(failure_of(error.with_traceback(verdict.__traceback__)), final=True)
 
 
-def suspension(verdict: SuspendVerdict) -> Suspend:
+def suspension(verdict: SuspendDirective) -> Suspend:
     """Return the outcome for a handler's ``Suspend``. Raise ``InvalidInput`` for invalid values."""
     timeout_ms = 0 if verdict.timeout is None else max(milliseconds(verdict.timeout, what="timeout"), 1)
     return Suspend(check_signal(verdict.signal), timeout_ms, check_stage(verdict.stage))
@@ -241,7 +241,7 @@ def is_retried(error: BaseException, retry_on: tuple[type[BaseException], ...] |
 
     A verdict decides for itself. A subprocess that ran the function has already checked its error.
     """
-    return retry_on is None or isinstance(error, (*retry_on, Verdict, SandboxError, RemoteError))
+    return retry_on is None or isinstance(error, (*retry_on, Directive, SandboxError, RemoteError))
 
 
 def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
@@ -299,7 +299,7 @@ def kind_and_message(error: BaseException) -> tuple[str, str]:
     """Return the class name and message to store. A verdict that wraps an error gets the class of that error."""
     # A user's own class is as informative as the error that it wraps.
     is_ours = type(error) in (Unrecoverable, Retry)
-    wrapped = error.wrapped if is_ours and isinstance(error, Verdict) else None
+    wrapped = error.wrapped if is_ours and isinstance(error, Directive) else None
     if wrapped is None:
         return type(error).__name__, message_of(error)
     own, cause = message_of(error), message_of(wrapped)

@@ -179,15 +179,15 @@ class When(TypedDict, total=False):
     missed: Missed
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ScheduleSpec(msgspec.Struct, frozen=True):
     """A scheduler's spec as the store keeps it, unread: the schedule, and the job of each slot without an id."""
 
     schedule: Schedule
     job: NewJob
 
 
-pack_plan: Final = msgspec.msgpack.Encoder().encode
-unpack_plan: Final = msgspec.msgpack.Decoder(Plan).decode
+pack_spec: Final = msgspec.msgpack.Encoder().encode
+unpack_spec: Final = msgspec.msgpack.Decoder(ScheduleSpec).decode
 
 
 @lru_cache(256)

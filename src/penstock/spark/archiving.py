@@ -27,7 +27,7 @@ from penstock.core.units import Duration, milliseconds
 from penstock.errors import ArchiveTorn, InvalidInput, InvalidOption, OutputLost
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
 from penstock.spark.driver_lease import LeaseCheck, OutputLease, output_identity
-from penstock.spark.operate import COLUMNS, Source, count_verdicts, drop_torn, remove_jobs
+from penstock.spark.operate import COLUMNS, ArchiveSource, count_verdicts, drop_torn, remove_jobs
 from penstock.spark.publishing import (
     STAGING,
     append_files,
@@ -234,7 +234,7 @@ def archive(
     began_at = time.monotonic()
     with OutputLease(url, output_identity(table.output, is_path=table.is_path), uuid7()) as lease:
         table.take_over()
-        source = Source(url=url, queue=queue, consumer=consumer)
+        source = ArchiveSource(url=url, queue=queue, consumer=consumer)
         move = _Transfer(spark, table, Journal(spark, path), source, lease.lease_check)
         recovered = move.finish_left()
         before = datetime.now(UTC) - timedelta(milliseconds=older_ms)
@@ -258,7 +258,7 @@ class _Transfer:
         spark: SparkSession,
         table: ArchiveTable,
         journal: Journal,
-        source: Source,
+        source: ArchiveSource,
         lease_check: LeaseCheck,
     ) -> None:
         self._spark = spark

@@ -117,7 +117,7 @@ COLUMNS: Final = StructType(
 _CHUNK_OF_ARCHIVE: Final = 200
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveSource(msgspec.Struct, frozen=True, kw_only=True):
     """The queue of the jobs. Holds of ``consumer`` do not keep a job from being removed."""
 
     url: str
@@ -125,7 +125,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str = ""
 
 
-def count_verdicts(rows: DataFrame, source: Source) -> Counter[str]:
+def count_verdicts(rows: DataFrame, source: ArchiveSource) -> Counter[str]:
     """Compare the rows with their jobs, and return the number of rows by verdict.
 
     ``same``: the row equals its job. ``torn``: it differs, although the job has not changed state. ``changed``: the
@@ -142,7 +142,7 @@ def count_verdicts(rows: DataFrame, source: Source) -> Counter[str]:
     return counted(rows, compare)
 
 
-def drop_torn(source: Source) -> Mapper:
+def drop_torn(source: ArchiveSource) -> Mapper:
     """Return a mapper that drops torn rows."""
 
     def keep(batches: Batches) -> Batches:
@@ -154,7 +154,7 @@ def drop_torn(source: Source) -> Mapper:
     return keep
 
 
-def remove_jobs(source: Source) -> Mapper:
+def remove_jobs(source: ArchiveSource) -> Mapper:
     """Return a mapper that removes each job that has not changed since its row was copied, and keeps the rows whose
     jobs are no longer in the store.
 
@@ -170,7 +170,7 @@ def remove_jobs(source: Source) -> Mapper:
     return remove
 
 
-async def _remove(store: Store, source: Source, jobs: list[Unchanged]) -> list[bool]:
+async def _remove(store: Store, source: ArchiveSource, jobs: list[Unchanged]) -> list[bool]:
     """Return which of the jobs are gone now."""
     answers = await store.storage.remove_unchanged(source.queue, jobs, consumer=source.consumer)
     gone = [answer in ("removed", "not_found") for answer in answers]
@@ -183,7 +183,7 @@ async def _remove(store: Store, source: Source, jobs: list[Unchanged]) -> list[b
     return gone
 
 
-def _verdicts(store: Store, source: Source, rows: pa.RecordBatch) -> list[_Verdict]:
+def _verdicts(store: Store, source: ArchiveSource, rows: pa.RecordBatch) -> list[_Verdict]:
     jobs = store.run(store.storage.get(source.queue, rows.column("id").to_pylist()))
     return [_verdict(job, *row) for job, row in zip(jobs, _copies(rows), strict=True)]
 

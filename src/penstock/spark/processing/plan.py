@@ -28,7 +28,7 @@ _SETTLED: Final = {"completed": COMPLETED, "failed": FAILED}
 _JUDGED: Final = StructType([*SNAPSHOT.fields, StructField("verdict", StringType())])
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of a plan.
 
     Keys are ``new``, ``changed`` (known with another payload or task version), ``done`` or ``failed``. Rows are a
@@ -78,7 +78,7 @@ class Judged(Protocol):
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, the rows to enqueue, and their origin."""
 
-    plan: Plan
+    plan: ProcessPlan
     todo: Todo
     rows: DataFrame
     judged: Any
@@ -134,7 +134,7 @@ def planned(
     todo = sum(counts.get(verdict, 0) for verdict in verdicts)
     if limit is not None:
         todo = min(todo, limit)
-    plan = Plan(
+    plan = ProcessPlan(
         new=counts.get("new", 0),
         changed=changed,
         done=counts.get("done", 0) + taken.done,

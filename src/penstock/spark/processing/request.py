@@ -25,7 +25,7 @@ from penstock.spark.processing.collector import Collector
 from penstock.spark.processing.enqueue import Batch, Intake
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
 from penstock.spark.processing.ledger import Ledger
-from penstock.spark.processing.plan import OnChange, Plan, Planned, planned
+from penstock.spark.processing.plan import OnChange, Planned, ProcessPlan, planned
 from penstock.spark.processing.progress import ProgressStyle, Tally, open_progress
 from penstock.spark.processing.quarantine import Quarantine
 from penstock.spark.processing.result import Expected, Processed, RunTables
@@ -291,7 +291,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             quarantine.replace(tables.failed_or_rejected())
 
     def _processed(
-        self, ledger: Ledger, plan: Plan, *, tally: Tally | None = None, **fields: Any
+        self, ledger: Ledger, plan: ProcessPlan, *, tally: Tally | None = None, **fields: Any
     ) -> Processed:
         counts: Mapping[str, Any] = {}
         if tally is not None:

@@ -19,7 +19,7 @@ from penstock.core.text import shown
 from penstock.errors import InvalidOption
 from penstock.spark.cells import json_text
 from penstock.spark.processing.ledger import COLUMNS, PREFIX, VALUE, Ledger, latest
-from penstock.spark.processing.plan import Plan
+from penstock.spark.processing.plan import ProcessPlan
 from penstock.spark.schemas import quoted
 
 Expectation: TypeAlias = Callable[[Any], object]
@@ -163,7 +163,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     task: str
     output: str
-    plan: Plan
+    plan: ProcessPlan
     completed: int = 0
     failed: int = 0
     rejected: int = 0
@@ -259,7 +259,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
         return f"<table><thead><tr><th colspan='2'>{escape(self.task)}</th></tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _plan_text(plan: Plan) -> str:
+def _plan_text(plan: ProcessPlan) -> str:
     counts = {
         "new": plan.new,
         "changed": plan.changed,

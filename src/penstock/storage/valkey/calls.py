@@ -1,4 +1,4 @@
-"""Calls of the library's functions: retries, lanes, error replies; and servers that were restarted or replaced.
+"""Calls of the library's functions: retries, streams, error replies; and servers that were restarted or replaced.
 
 A queue keeps the run id of the server that it was used on (``recognise`` in ``lua/renew_epoch.lua``). A process sends
 the server's run id before its first call, and again on a new connection to another server, before any call uses that
@@ -66,7 +66,7 @@ class Calls:
         self._recognised: set[str] = set()
         self._names: dict[str, str] = {}
         self._process = secrets.token_hex(6)
-        self._lanes = 0
+        self._streams = 0
         self._free: list[tuple[str, int]] = []
         self.repair = Repair(keys, run=self.call_as_it_is, plain=self.plain)
 
@@ -103,17 +103,17 @@ class Calls:
         if ticket is not None:
             command = (*head, ticket.stream, ticket.number, _REPEATED, *args)
             return await self._send(queue, key, command, replicas=replicas)
-        lane, number = self._free.pop() if self._free else self._new_lane()
+        stream, number = self._free.pop() if self._free else self._new_stream()
         number += 1
         reply = await self._send(
             queue,
             key,
-            (*head, lane, number, _FIRST, *args),
-            again=lambda: (*head, lane, number, _REPEATED, *args),
+            (*head, stream, number, _FIRST, *args),
+            again=lambda: (*head, stream, number, _REPEATED, *args),
             replicas=replicas,
         )
-        # Only now: a call that failed or was cancelled may still be under way, so its lane is not used again.
-        self._free.append((lane, number))
+        # Only now: a call that failed or was cancelled may still be under way, so its stream is not used again.
+        self._free.append((stream, number))
         return reply
 
     async def call_behind(
@@ -124,9 +124,9 @@ class Calls:
         if queue not in self._recognised:
             await self._recognise(queue)
         key, meta = self.keys.declared(queue)
-        lane, number = self._free.pop() if self._free else self._new_lane()
+        stream, number = self._free.pop() if self._free else self._new_stream()
         number += 1
-        head = ("FCALL", self._name(verb), 2, key, meta, lane, number)
+        head = ("FCALL", self._name(verb), 2, key, meta, stream, number)
         try:
             reply = await self.router.call_blocking(
                 key,
@@ -141,7 +141,7 @@ class Calls:
                 if not (isinstance(meaning, Refused) and meaning.code == "DAMAGED"):
                     raise meaning from None
             return await self.call_once(queue, verb, args)
-        self._free.append((lane, number))
+        self._free.append((stream, number))
         return reply
 
     def warn_of_servers(self) -> None:
@@ -234,9 +234,9 @@ class Calls:
             name = self._names[verb] = self.library.function(verb)
         return name
 
-    def _new_lane(self) -> tuple[str, int]:
-        self._lanes += 1
-        return f"{self._process}:{self._lanes}", 0
+    def _new_stream(self) -> tuple[str, int]:
+        self._streams += 1
+        return f"{self._process}:{self._streams}", 0
 
 
 class _NodeOf:

@@ -1,5 +1,5 @@
 -- attach: adds dependencies to a job that exists.
--- arguments: lane, number, repeated, id, flow, after (MessagePack, as Flows.depend takes it), queues (MessagePack of a list:
+-- arguments: stream, number, repeated, id, flow, after (MessagePack, as Flows.depend takes it), queues (MessagePack of a list:
 --   those of the nodes), then as enqueue, for the nodes
 -- returns:   {a attached, e ended, - not found, or f and the flow of the job, if the nodes were linked for another one; 1 if
 --   the outbox is not empty}

@@ -1,5 +1,5 @@
 -- claim: promotes due jobs, then leases the first jobs in line.
--- arguments: lane, number, repeated, worker, count, lease_ms
+-- arguments: stream, number, repeated, worker, count, lease_ms
 -- returns:   the reply of take(), and 1 after it if the outbox is not empty
 -- events:    promoted, expired, claimed
 

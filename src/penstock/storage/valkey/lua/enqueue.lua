@@ -1,5 +1,5 @@
 -- enqueue: adds jobs, as if one after the other.
--- arguments: lane, number, repeated, specials, number of headers, reference and header of each, then id and body
+-- arguments: stream, number, repeated, specials, number of headers, reference and header of each, then id and body
 --   (record.lua) of each job
 --   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
 --   keep payload, rule of run_at, keep options, reset_counts, dedup key (false: none), its mode, its ttl_ms, after

@@ -1,5 +1,5 @@
 -- enqueue_flows: adds whole flows.
--- arguments: lane, number, repeated, layout, then as enqueue, for all nodes of all flows
+-- arguments: stream, number, repeated, layout, then as enqueue, for all nodes of all flows
 --   layout: MessagePack of a list with a list of queues per flow, one for each of its nodes; the first is the root's
 -- returns:   {answers, 1 if the outbox is not empty}: for each root status letter and state letter, incarnation, result
 --   ('' if none)

@@ -1,19 +1,19 @@
--- Memos: the answer to the last call of a lane, for a client that did not receive it.
+-- Memos: the answer to the last call of a stream, for a client that did not receive it.
 --
--- meta m:<lane>   number:6 at:6 answer. Calls that are answered once begin with the arguments lane, number, repeated: '1'
+-- meta m:<stream>   number:6 at:6 answer. Calls that are answered once begin with the arguments stream, number, repeated: '1'
 -- if the call may be a repetition, so that its memo must be read.
 
-local function remembered(lane, number, repeated)
+local function remembered(stream, number, repeated)
   if repeated ~= '1' then return nil end
-  local memo = call('HGET', K.meta, 'm:' .. lane)
+  local memo = call('HGET', K.meta, 'm:' .. stream)
   if not memo then return nil end
   local last, at = unpack('>I6I6', memo)
   if last == tonumber(number) and at > Q.now - BOUNDS.MEMO_KEPT_MS then return sub(memo, 13) end
 end
 
 -- Keep the answer. close() writes it with the counters.
-local function remember(lane, number, answer)
-  Q.memo, Q.answer = 'm:' .. lane, pack('>I6I6', tonumber(number), Q.now) .. answer
+local function remember(stream, number, answer)
+  Q.memo, Q.answer = 'm:' .. stream, pack('>I6I6', tonumber(number), Q.now) .. answer
 end
 
 local function forget_memos()

@@ -4,7 +4,7 @@
 --
 --   meta       hash    counters (COUNTERS below), epoch, server and resumed (renew_epoch.lua), settings, trimmed, regroup
 --                      (groups.lua), outbox (the last sequence), delivered (the last delivered sequence), tied (jobs of
---                      this queue have had dependents in other queues); m:<lane>, the last call of a lane and its
+--                      this queue have had dependents in other queues); m:<stream>, the last call of a stream and its
 --                      answer, kept for a minute (memo.lua); clock (CLOCK below), once the clock was ever irregular
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: the options of jobs, each stored once (record.lua)

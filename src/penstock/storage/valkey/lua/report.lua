@@ -1,5 +1,5 @@
 -- report: progress, log lines, payload and usage of running jobs.
--- arguments: lane, number, repeated, then per report id, token:6, given (a letter for each: p progress, y payload, u usage),
+-- arguments: stream, number, repeated, then per report id, token:6, given (a letter for each: p progress, y payload, u usage),
 --   progress, payload, usage as JSON, number of skipped log lines, number of lines, lines
 -- returns:   a letter per report: y, or n if the lease was lost
 -- events:    progressed, used

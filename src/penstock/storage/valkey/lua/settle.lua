@@ -1,5 +1,5 @@
 -- settle: applies outcomes of leased jobs, then claims the next ones.
--- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
+-- arguments: stream, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
 --   outcome: token:6 kind:1 rest
 --   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 stage | P timeout_ms:6 name_length:1 name stage | R | W
 --   | L delay_ms:6 scope:1 (q: the queue) | X

@@ -1,5 +1,5 @@
 -- signal: resumes a job that waits for it, or keeps it for later.
--- arguments: lane, number, repeated, id, name, data
+-- arguments: stream, number, repeated, id, name, data
 -- returns:   r resumed, k kept, f full, e ended, - not found
 -- events:    signalled
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ROLES = "tests.slow.fleet"
 
 
-class Crew:
+class LocalProcesses:
     """Named processes, of the roles in a module such as ``tests.slow.fleet`` or of any command. All are dead when
     the block ends."""
 
@@ -47,7 +47,7 @@ class Crew:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._dead_holders: set[str] = set()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> LocalProcesses:
         return self
 
     def __exit__(
@@ -58,11 +58,11 @@ class Crew:
                 process.kill()
             process.wait()
 
-    def hire(self, role: str, name: str, count: int = 0) -> None:
+    def launch(self, role: str, name: str, count: int = 0) -> None:
         """Start a process; ``name`` is how it is called from now on."""
-        self.hire_command(name, ["-m", self._roles, role, name, str(count)])
+        self.launch_command(name, ["-m", self._roles, role, name, str(count)])
 
-    def hire_command(self, name: str, arguments: Sequence[str]) -> None:
+    def launch_command(self, name: str, arguments: Sequence[str]) -> None:
         """Start Python with these."""
         self._commands[name] = [sys.executable, *arguments]
         self._start(name)
@@ -103,7 +103,7 @@ class Crew:
         assert not self.running(name)
         self._start(name)
 
-    def kill_somebody(self) -> None:
+    def kill_one(self) -> None:
         self.kill(self.chance.choice(list(self._processes)))
 
     async def until(

@@ -1,4 +1,4 @@
-"""What ties jobs to others: the part of docs/verbs.md on flows, within one queue."""
+"""Links between jobs: the part of docs/verbs.md on flows, within one queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.lifecycle import TERMINAL, EventType, State
 from penstock.core.outcome import Failure
 from tests.model.record import Entry, Record
 
-__all__ = ["BY_DEPENDENCY", "NOTHING_TO_WAIT_FOR", "Ties"]
+__all__ = ["BY_DEPENDENCY", "NOTHING_TO_WAIT_FOR", "Links"]
 
 S, E = State, EventType
 BY_DEPENDENCY = Failure("DependencyFailed", "")
@@ -26,7 +26,7 @@ class End(NamedTuple):
     failure: Failure | None = None
 
 
-class Ties:
+class Links:
     """Mixed into the steps."""
 
     records: dict[str, Record]

@@ -1,4 +1,4 @@
-"""The annex: what few jobs have travels with them, through every engine, unchanged."""
+"""The extras of a job travel with it through every engine, unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_a_lease_and_a_record_have_the_extras_of_the_enqueue(bench: Bench)
     assert (await bench.job("grouped")).extras == GROUPED
 
 
-async def test_jobs_without_an_extras_have_none(bench: Bench) -> None:
+async def test_jobs_without_extras_have_none(bench: Bench) -> None:
     await bench.put_all([bench.new("with", extras=HEADERS), bench.new("without")])
     assert (await bench.job("without")).extras is None
     assert [lease.extras for lease in await bench.claim_all()] == [HEADERS, None]

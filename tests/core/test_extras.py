@@ -1,4 +1,4 @@
-"""Which parts of an annex tie a job to others, and the annex that says nothing."""
+"""The extras of a job: which of them link it to others, and extras that say nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOSE: dict[str, Any] = {
     "staged_delay_ms": 1,
     "unknown_run": 1,
 }
-TIES: dict[str, Any] = {
+LINKS: dict[str, Any] = {
     "group": "g",
     "cost": 2,
     "dedup": "key",
@@ -38,7 +38,7 @@ TIES: dict[str, Any] = {
 
 
 def test_every_field_is_either_loose_or_a_tie() -> None:
-    assert sorted([*LOOSE, *TIES]) == sorted(Extras.__struct_fields__)
+    assert sorted([*LOOSE, *LINKS]) == sorted(Extras.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", LOOSE)
@@ -46,12 +46,12 @@ def test_what_concerns_only_the_job_does_not_bind(name: str) -> None:
     assert not Extras(**{name: LOOSE[name]}).binds
 
 
-@pytest.mark.parametrize("name", TIES)
+@pytest.mark.parametrize("name", LINKS)
 def test_what_concerns_others_binds(name: str) -> None:
-    assert Extras(**{name: TIES[name]}).binds
+    assert Extras(**{name: LINKS[name]}).binds
 
 
-def test_an_extras_that_says_nothing_is_none() -> None:
+def test_extras_that_say_nothing_are_none() -> None:
     assert unpack_extras(pack_extras(EMPTY_EXTRAS)) is None
-    extras = msgspec.structs.replace(EMPTY_EXTRAS, **TIES)
+    extras = msgspec.structs.replace(EMPTY_EXTRAS, **LINKS)
     assert unpack_extras(pack_extras(extras)) == extras
