@@ -210,8 +210,7 @@ def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str)
         example = f"{module_of(module) or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
         example = next(iter(_apps_below(module)), example) if kind.__name__ == "App" else example
         raise CommandLineError(
-            f"{target!r} {otherwise}. Give the module and the name in it, such as {example}",
-            ExitCode.USAGE,
+            f"{target!r} {otherwise}. Give the module and the name in it, such as {example}", ExitCode.USAGE
         )
     home = _imported_module(settings, module)
     value: object = home

@@ -19,13 +19,7 @@ from penstock.cli.joboptions import JOB_OPTIONS, job_flags
 from penstock.cli.jobview import cut, title
 from penstock.cli.newjobs import NewJobs, Totals, enqueue_lines
 from penstock.cli.output import print_json
-from penstock.cli.parameters import (
-    Flags,
-    PlainCommand,
-    command,
-    json_option,
-    queue_option_for,
-)
+from penstock.cli.parameters import Flags, PlainCommand, command, json_option, queue_option_for
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
 from penstock.cli.values import duration

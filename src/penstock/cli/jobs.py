@@ -252,15 +252,7 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def logs(
-    flags: Flags,
-    /,
-    *,
-    id: str,
-    queue: str | None,
-    follow: bool,
-    tail: int | None,
-    as_is: bool,
-    as_json: bool,
+    flags: Flags, /, *, id: str, queue: str | None, follow: bool, tail: int | None, as_is: bool, as_json: bool
 ) -> None:
     r"""Print what a job wrote to stdout and stderr, or logged, in all its runs.
 

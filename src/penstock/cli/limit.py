@@ -72,15 +72,7 @@ def budget() -> None:
 @click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
 @click.pass_obj
 def set_budget(
-    flags: Flags,
-    /,
-    *,
-    name: str,
-    amount: float,
-    queue: str | None,
-    per: str | None,
-    flow: str,
-    create: bool,
+    flags: Flags, /, *, name: str, amount: float, queue: str | None, per: str | None, flow: str, create: bool
 ) -> None:
     """Set the budget NAME to AMOUNT, in the units that jobs report with context.use(...).
 
@@ -195,14 +187,7 @@ def limit() -> None:
 @click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
 @click.pass_obj
 def set_limit(
-    flags: Flags,
-    /,
-    *,
-    queue: str | None,
-    group: str | None,
-    remove: bool,
-    create: bool,
-    **options: Any,
+    flags: Flags, /, *, queue: str | None, group: str | None, remove: bool, create: bool, **options: Any
 ) -> None:
     """Limit a queue or a group. Bounds that are not given stay unchanged.
 

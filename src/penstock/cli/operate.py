@@ -147,13 +147,7 @@ def _report(job: _Answer, *, silent: bool) -> int:
 
 
 @command("cancel")
-@click.argument(
-    "ids",
-    metavar="ID...",
-    nargs=-1,
-    shell_complete=completes_ids(*OPEN),
-    required=True,
-)
+@click.argument("ids", metavar="ID...", nargs=-1, shell_complete=completes_ids(*OPEN), required=True)
 @queue_option_for(QUEUE_OF_IDS)
 @click.option("--rerun-only", is_flag=True, help="Drop the waiting reruns of active jobs, not the jobs.")
 @json_option

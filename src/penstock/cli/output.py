@@ -173,11 +173,7 @@ def _console_class() -> type[Console]:
 
 
 def print_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    empty: str = "",
-    spare: Sequence[str] = (),
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "", spare: Sequence[str] = ()
 ) -> None:
     """Print a table at a terminal, else aligned lines with a header. Without rows, print ``empty`` to stderr.
 

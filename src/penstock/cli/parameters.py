@@ -342,11 +342,7 @@ def limit_option(default: int) -> Callable[[F], F]:
 def every_option(function: F) -> F:
     """Add ``--every``, the refresh interval of a live view."""
     return click.option(
-        "--every",
-        metavar="SECONDS",
-        type=seconds,
-        default=1.0,
-        help="Refresh interval: 0.1 or more. [1]",
+        "--every", metavar="SECONDS", type=seconds, default=1.0, help="Refresh interval: 0.1 or more. [1]"
     )(function)
 
 

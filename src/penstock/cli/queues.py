@@ -263,14 +263,7 @@ def resume(flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group
 @json_option
 @click.pass_obj
 def drain(
-    flags: Flags,
-    /,
-    *,
-    queues: tuple[str, ...],
-    queue: str | None,
-    scheduled: bool,
-    yes: bool,
-    as_json: bool,
+    flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, scheduled: bool, yes: bool, as_json: bool
 ) -> None:
     """Remove all waiting jobs of these queues, or of all. Asks for confirmation."""
     names = _names(queue, *queues)
@@ -330,24 +323,14 @@ def clean(
 @json_option
 @click.pass_obj
 def clear(
-    flags: Flags,
-    /,
-    *,
-    queues: tuple[str, ...],
-    queue: str | None,
-    force: bool,
-    yes: bool,
-    as_json: bool,
+    flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, force: bool, yes: bool, as_json: bool
 ) -> None:
     """Remove all jobs in every state, of these queues or of all. Asks for confirmation."""
     names = _names(queue, *queues)
     refuse_unknown_queues(flags, *names)
     ask(f"Remove ALL jobs of {', '.join(names) or 'all queues'}, finished and failed ones included?", yes=yes)
     removed = _each_queue(
-        flags,
-        names,
-        lambda queue: queue.obliterate(force=force),
-        before=None if force else _refuse_active,
+        flags, names, lambda queue: queue.obliterate(force=force), before=None if force else _refuse_active
     )
     _print_removed(removed, as_json=as_json)
 

@@ -72,10 +72,7 @@ def schedule() -> None:
 )
 @click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
 @click.option(
-    "--after-completion",
-    metavar="DURATION",
-    type=duration,
-    help="This long after the previous job ended.",
+    "--after-completion", metavar="DURATION", type=duration, help="This long after the previous job ended."
 )
 @click.option(
     "--start", metavar="TIME", help="Not before: 2026-12-01, '2026-12-01 08:00'; in --tz, or local time."

@@ -192,14 +192,7 @@ def dlq() -> None:
 @json_option
 @click.pass_obj
 def list_(
-    flags: Flags,
-    /,
-    *,
-    matching: str | None,
-    queue: str | None,
-    limit: int,
-    as_json: bool,
-    **filters: Any,
+    flags: Flags, /, *, matching: str | None, queue: str | None, limit: int, as_json: bool, **filters: Any
 ) -> None:
     """List failed jobs: all, or those that match the options."""
 
@@ -306,14 +299,7 @@ async def _retry_matching(app: App, queue: str, filters: dict[str, Any], text: s
 @json_option
 @click.pass_obj
 def clear(
-    flags: Flags,
-    /,
-    *,
-    matching: str | None,
-    queue: str | None,
-    yes: bool,
-    as_json: bool,
-    **filters: Any,
+    flags: Flags, /, *, matching: str | None, queue: str | None, yes: bool, as_json: bool, **filters: Any
 ) -> None:
     """Remove failed jobs: all, or those that match the options. Asks for confirmation."""
     chosen = " that match" if matching is not None or any(filters.values()) else ""

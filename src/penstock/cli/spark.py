@@ -184,9 +184,7 @@ def _process_options(function: Any) -> Any:
             "--workers", type=click.IntRange(0), default=0, help="Number of processes to start for the jobs."
         ),
         click.option(
-            "--max-failures",
-            type=click.IntRange(0),
-            help="Stop when more rows than this have failed.",
+            "--max-failures", type=click.IntRange(0), help="Stop when more rows than this have failed."
         ),
         click.option(
             "--max-failure-rate",

@@ -241,14 +241,7 @@ def _state_of(worker: WorkerInfo) -> str:
 @json_option
 @click.pass_obj
 def status(
-    flags: Flags,
-    /,
-    *,
-    name: str | None,
-    queue: str | None,
-    watch: bool,
-    every: float,
-    as_json: bool,
+    flags: Flags, /, *, name: str | None, queue: str | None, watch: bool, every: float, as_json: bool
 ) -> None:
     """Show the number of jobs in each queue and state, their rates, the workers, and why jobs do not run.
 

@@ -28,12 +28,7 @@ from penstock.client.parsers import listed, whole_number
 from penstock.client.search import Searching, as_state, at_most, to_the_end
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import check_usage_name
-from penstock.core.names import (
-    check_consumer,
-    check_id,
-    check_queue,
-    check_task,
-)
+from penstock.core.names import check_consumer, check_id, check_queue, check_task
 from penstock.core.text import shown
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption, JobNotFound
@@ -243,12 +238,7 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
     # The event log
 
     def events(
-        self,
-        *,
-        after: After = 0,
-        follow: bool = True,
-        types: EventTypes = None,
-        id: str | None = None,
+        self, *, after: After = 0, follow: bool = True, types: EventTypes = None, id: str | None = None
     ) -> AsyncGenerator[Event, None]:
         """Yield the events after a sequence number, then new ones, without end.
 
@@ -256,11 +246,7 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
         select events. ``follow=False`` stops at the newest. Raises ``EventsLost`` if some are no longer kept.
         """
         return queue_events(
-            self._source.app,
-            self.name,
-            after=check_after(after),
-            follow=follow,
-            wanted=Filter.of(types, id),
+            self._source.app, self.name, after=check_after(after), follow=follow, wanted=Filter.of(types, id)
         )
 
     async def hold_events(self, consumer: str, *, offset: int, ttl: Duration = "7d") -> None:

@@ -154,12 +154,7 @@ class Searching:
         return await self._each_matching(checked, filters, remove, limit=limit)
 
     async def _each_matching(
-        self,
-        state: State,
-        filters: Filters,
-        act: Callable[[list[str]], Awaitable[int]],
-        *,
-        limit: int | None,
+        self, state: State, filters: Filters, act: Callable[[list[str]], Awaitable[int]], *, limit: int | None
     ) -> int:
         done, most = 0, at_most(limit)
         async for ids in self._matching(state, filters):

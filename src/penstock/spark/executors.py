@@ -140,13 +140,7 @@ class Fleet:
     it."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        app: App,
-        *,
-        size: int,
-        time_budget_ms: int | None,
-        options: dict[str, Any],
+        self, spark: SparkSession, app: App, *, size: int, time_budget_ms: int | None, options: dict[str, Any]
     ) -> None:
         self.id = uuid7()
         self.size = size

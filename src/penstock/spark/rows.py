@@ -132,10 +132,7 @@ def new_jobs(
         columns = payload_columns(batch, layout)
     not_json = _not_json(batch, columns)
     rows = zip(
-        _rows(batch, layout.key),
-        rows_of(columns, batch.num_rows),
-        placements(batch, layout),
-        strict=True,
+        _rows(batch, layout.key), rows_of(columns, batch.num_rows), placements(batch, layout), strict=True
     )
     names = layout.payload
     for number, (key, values, options) in enumerate(rows):

@@ -27,11 +27,7 @@ _VALKEY_SCHEMES: Final = tuple(
     for server in ("valkey", "redis")
     for kind in ("", "s", "+cluster", "s+cluster", "+sentinel", "s+sentinel", "+unix")
 )
-_BUILT_IN: Final = {
-    "sqlite": _SQLITE,
-    "memory": _SQLITE,
-    **dict.fromkeys(_VALKEY_SCHEMES, _VALKEY),
-}
+_BUILT_IN: Final = {"sqlite": _SQLITE, "memory": _SQLITE, **dict.fromkeys(_VALKEY_SCHEMES, _VALKEY)}
 _EXTRAS: Final = {"hiredis": "valkey"}
 _GROUP: Final = "penstock.engines"
 

@@ -139,13 +139,7 @@ class Storage(VerbsOnIds, Protocol):
         """
 
     async def extend(
-        self,
-        queue: str,
-        held: Sequence[Held],
-        *,
-        worker: str,
-        lease_ms: int,
-        info: bytes | None = None,
+        self, queue: str, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None = None
     ) -> list[Extended]:
         """Renew leases, and return for each whether its run should go on.
 

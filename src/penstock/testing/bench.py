@@ -171,11 +171,7 @@ class Bench:
         layers = (self._note_errors, *self.worker.options.middleware, self._use_stubs)
         self._handlers = make_handlers(self.worker, layers)
         self._executor = make_executor(
-            self.worker,
-            self._handlers,
-            reporter=self._reporter,
-            finished=self._end,
-            freed=self._end_lost,
+            self.worker, self._handlers, reporter=self._reporter, finished=self._end, freed=self._end_lost
         )
 
     def at_once(self, queue: str) -> int:

@@ -154,10 +154,7 @@ class Recorder:
         """Record a run whose lease was lost."""
         self.stats.stalled += 1
         logger.warning(
-            "job %r of queue %r was lost to another worker",
-            run.lease.id,
-            run.served.name,
-            extra=_about(run),
+            "job %r of queue %r was lost to another worker", run.lease.id, run.served.name, extra=_about(run)
         )
         self._emit("stalled", run)
 

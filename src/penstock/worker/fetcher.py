@@ -142,10 +142,7 @@ class Fetcher:
         """Cancel all calls."""
         self._closed = True
         self.stop_claiming()
-        tasks = [
-            *self._calls,
-            *(served.recovering for served in self.served_queues if served.recovering),
-        ]
+        tasks = [*self._calls, *(served.recovering for served in self.served_queues if served.recovering)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

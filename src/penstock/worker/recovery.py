@@ -94,10 +94,7 @@ async def hand_back_unknown(storage: Storage, served: ServedQueue, *, worker_id:
 
 
 async def settle_one_by_one(
-    storage: Storage,
-    served: ServedQueue,
-    *,
-    settled: Callable[[Sequence[Run], Sequence[Settled]], None],
+    storage: Storage, served: ServedQueue, *, settled: Callable[[Sequence[Run], Sequence[Settled]], None]
 ) -> None:
     """Settle the queue's outcomes one by one, so that an outcome that no store accepts does not block the others.
 

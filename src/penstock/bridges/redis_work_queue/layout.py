@@ -157,12 +157,7 @@ def script(verb: Verb) -> Script:
 
 
 async def run_script(
-    router: Router,
-    verb: Verb,
-    *,
-    keys: tuple[bytes, ...],
-    args: Sequence[Arg],
-    again: Again | None = None,
+    router: Router, verb: Verb, *, keys: tuple[bytes, ...], args: Sequence[Arg], again: Again | None = None
 ) -> Any:
     """Run a script on the node of its keys; send its text only if the server does not have it.
 

@@ -23,14 +23,7 @@ from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
 from penstock.spark.event_ranges import EventRange, read_range
-from penstock.spark.history.tables import (
-    BronzeState,
-    EpochChange,
-    History,
-    Loss,
-    Place,
-    Range,
-)
+from penstock.spark.history.tables import BronzeState, EpochChange, History, Loss, Place, Range
 from penstock.spark.schemas import EVENTS, ReadOptions
 from penstock.spark.store import Store
 from penstock.spark.tasks import collected, each, numbered

@@ -23,13 +23,7 @@ from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
 from penstock.spark.history.bronze import Appended, append, queue_names
 from penstock.spark.history.gold import summarise
 from penstock.spark.history.silver import fold
-from penstock.spark.history.tables import (
-    EpochChange,
-    History,
-    Loss,
-    fold_state,
-    open_history,
-)
+from penstock.spark.history.tables import EpochChange, History, Loss, fold_state, open_history
 from penstock.spark.local import session
 from penstock.spark.store import Store, url_for_executors
 from penstock.spark.tasks import Batches, collected, each, numbered

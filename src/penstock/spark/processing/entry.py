@@ -278,12 +278,7 @@ def process(
         progress=progress,
         format=format,
         scratch=scratch,
-        workers={
-            "workers": workers,
-            "fleet": fleet,
-            "fleet_size": fleet_size,
-            "concurrency": concurrency,
-        },
+        workers={"workers": workers, "fleet": fleet, "fleet_size": fleet_size, "concurrency": concurrency},
     )
     if isinstance(table, DeltaTable) and (since == "version" or isinstance(since, int)):
         return request.carry_out_on_delta(table, spark or session())

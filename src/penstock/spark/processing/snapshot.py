@@ -79,11 +79,7 @@ def needed_columns(layout: Layout) -> tuple[str, ...]:
 
 
 def snapshot(
-    df: DataFrame,
-    layout: Layout,
-    *,
-    with_former: bool = False,
-    hashes: Sequence[Column] | None = None,
+    df: DataFrame, layout: Layout, *, with_former: bool = False, hashes: Sequence[Column] | None = None
 ) -> DataFrame:
     """Return the rows of ``df`` as ``SNAPSHOT``; ``with_former``, also with the fingerprints of earlier versions. Write
     it to a file before use, because ``df`` may differ when it is read again."""

@@ -40,12 +40,7 @@ class Transaction:
     """
 
     def __init__(
-        self,
-        sql: sqlite3.Connection,
-        option_keys: dict[bytes, int],
-        links: Links,
-        *,
-        locked_at: float,
+        self, sql: sqlite3.Connection, option_keys: dict[bytes, int], links: Links, *, locked_at: float
     ) -> None:
         self.locked_at = locked_at
         self.sql = sql

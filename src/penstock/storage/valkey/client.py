@@ -96,12 +96,7 @@ class ClientRouter:
         """Do nothing: the caller closes the client."""
 
     async def attempt(
-        self,
-        command: Sequence[Arg],
-        *,
-        target: Any = None,
-        block_for: float = 0.0,
-        wait: Sequence[Arg] = (),
+        self, command: Sequence[Arg], *, target: Any = None, block_for: float = 0.0, wait: Sequence[Arg] = ()
     ) -> Any:
         """Make one attempt, without a plain client's own retries. Raise the client's errors as ours.
 

@@ -223,13 +223,7 @@ class Running:
         await self._register(queue)
 
     async def extend(
-        self,
-        queue: str,
-        held: Sequence[Held],
-        *,
-        worker: str,
-        lease_ms: int,
-        info: bytes | None = None,
+        self, queue: str, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None = None
     ) -> list[Extended]:
         if info is not None and queue not in self._attended:
             await self._calls.plain(self._calls.keys.attended, "SADD", self._calls.keys.attended, queue)
