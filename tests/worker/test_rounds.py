@@ -15,7 +15,7 @@ from penstock.errors import StorageUnavailable
 from penstock.storage.contract import Storage
 from penstock.storage.values import Take
 from penstock.worker.heartbeat import Heartbeat
-from penstock.worker.rounds import Rounds
+from penstock.worker.recovery import Rounds
 from penstock.worker.slots import ServedQueue
 from penstock.worker.sweeper import DeathWatch, Sweeper
 from tests.worker.conftest import until, working

@@ -1,18 +1,24 @@
 """The table of commands, and the group that imports a command when it is called.
 
 The table has the one-line summaries, so that ``penstock --help`` imports no command.
+
+``penstock completion`` is here too, with the queues and ids that a shell completes. A completion that fails or takes
+too long returns nothing: the user only pressed a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from penstock import __version__
-from penstock.cli.parameters import STATES, Family, global_options
+from penstock.cli.parameters import STATES, Family, Flags, command, global_options
+
+if TYPE_CHECKING:
+    from penstock.client.app import App
 
 
 class Row(NamedTuple):
@@ -114,7 +120,7 @@ COMMANDS: Final[dict[str, Row]] = {
     "restore": Row("doctor:restore", _SETUP, "Replace the store with a backup."),
     "config": Row("config:config", _SETUP, "Show and change settings: store, queue, attempts ..."),
     "completion": Row(
-        "completion:completion", _SETUP, "Print the script that completes commands in your shell."
+        "commands:completion", _SETUP, "Print the script that completes commands in your shell."
     ),
 }
 
@@ -163,3 +169,99 @@ def penstock() -> None:
     Jobs are stored in penstock.db in this folder. --url, PENSTOCK_URL or `penstock config set url` choose another
     store: sqlite:///path for one machine, valkey://host for many. `penstock COMMAND --help` explains a command.
     """
+
+
+_PATIENCE_S: Final = 1.0
+_MOST_OFFERED: Final = 50
+_MOST_SCANNED: Final = 1_000
+_INSTALL: Final = {
+    "bash": '~/.bashrc:  eval "$(penstock completion bash)"',
+    "zsh": '~/.zshrc, after compinit:  eval "$(penstock completion zsh)"',
+    "fish": "~/.config/fish/completions/penstock.fish:  penstock completion fish | source",
+}
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+@command(
+    "completion", epilog="\b\nTo enable it in every shell, add a line to\n" + "\n".join(_INSTALL.values())
+)
+@click.argument("shell", metavar="SHELL", type=click.Choice(sorted(_INSTALL)))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options, queues and ids in SHELL: bash, zsh or fish.
+
+    \b
+      eval "$(penstock completion bash)"      enable it in this shell
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(penstock, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+
+
+def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the queues whose names begin with ``incomplete``."""
+
+    async def read(app: App) -> AsyncIterator[str]:
+        for name in await app.queues():
+            if name.startswith(incomplete):
+                yield name
+
+    return _first(ctx, read)
+
+
+def is_queue(ctx: click.Context, name: str) -> bool:
+    """Return whether the store has a queue ``name``; false if the store does not answer soon."""
+
+    async def read(app: App) -> AsyncIterator[str]:
+        if name in await app.queues():
+            yield name
+
+    return bool(_first(ctx, read))
+
+
+def ids_in(*states: str) -> Completer:
+    """Return a completer of the ids of jobs in these states."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        async def read(app: App) -> AsyncIterator[str]:
+            for name in await app.queues():
+                for state in states:
+                    async for job in app.queue(name).list_jobs(state, limit=_MOST_SCANNED):
+                        if job.id.startswith(incomplete) or _is_short_id(job.id, incomplete):
+                            yield job.id
+                        elif "/" in incomplete and job.ref.startswith(incomplete):
+                            yield job.ref
+
+        return _first(ctx, read)
+
+    return complete
+
+
+def _is_short_id(id: str, incomplete: str) -> bool:
+    """Return whether ``incomplete`` is the end of the id, as tables show it. Some shells complete beginnings only."""
+    from penstock.cli.jobview import SHORTEST
+
+    return len(incomplete) >= SHORTEST and id.endswith(incomplete)
+
+
+def _first(ctx: click.Context, read: Callable[[App], AsyncIterator[str]]) -> list[str]:
+    """Return the first names that ``read`` yields in time."""
+    from penstock.cli.connect import run_with_app
+    from penstock.cli.settings import Settings
+
+    names: list[str] = []
+
+    async def collect(app: App) -> None:
+        async for name in read(app):
+            names.append(name)
+            if len(names) >= _MOST_OFFERED:
+                return
+
+    try:
+        run_with_app(Settings(ctx.find_object(Flags) or Flags()), collect, patience_s=_PATIENCE_S)
+    except Exception:
+        # The command itself will report the error.
+        pass
+    return names

@@ -184,7 +184,7 @@ def _queue_hint(ctx: click.Context | None, word: str) -> str:
     """Return how to name the queue ``word``, or an empty string if there is no such queue."""
     if ctx is None or "--queue" not in _names_of_options(ctx.command):
         return ""
-    from penstock.cli.completion import is_queue
+    from penstock.cli.commands import is_queue
 
     return f"For that queue, give -q {word}." if is_queue(ctx, word) else ""
 
@@ -284,7 +284,7 @@ def json_option(function: F) -> F:
 
 def completes_queues(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the names of queues."""
-    from penstock.cli.completion import queue_names
+    from penstock.cli.commands import queue_names
 
     return queue_names(ctx, param, incomplete)
 
@@ -293,7 +293,7 @@ def completes_ids(*states: str) -> Callable[[click.Context, click.Parameter, str
     """Return a completer of the ids of jobs in these states, or in any state."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        from penstock.cli.completion import ids_in
+        from penstock.cli.commands import ids_in
 
         return ids_in(*states or STATES)(ctx, param, incomplete)
 

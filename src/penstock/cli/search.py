@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import CommandLineError, ExitCode, WrongState
 from penstock.cli.jobs import STATES_HELP, Reasons, first_jobs, print_jobs, read_reasons
-from penstock.cli.parameters import STATES, Flags, StateName, command, json_option, limit_option, queue_option
-from penstock.cli.settings import Settings
-from penstock.cli.values import duration, some_text
-from penstock.client.situation import counted
-from penstock.core.lifecycle import TERMINAL, State
-
-if TYPE_CHECKING:
-    from penstock.client.app import App
-    from penstock.client.info import JobInfo
-
-
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
-
-from penstock.cli.errors import WrongState
 from penstock.cli.jobs import show as show_job
 from penstock.cli.jobview import find_job, title
 from penstock.cli.operate import done_by_id
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     QUEUE_OF_ID,
+    STATES,
+    Flags,
+    StateName,
+    command,
     command_of,
     completes_ids,
     family,
+    json_option,
+    limit_option,
+    queue_option,
     queue_option_for,
     yes_option,
 )
 from penstock.cli.queues import ask, refuse_unknown_queues
+from penstock.cli.settings import Settings
+from penstock.cli.values import duration, some_text
+from penstock.client.situation import counted
+from penstock.core.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
     from penstock.client.app import App

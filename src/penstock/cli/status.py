@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import NotFound
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.jobview import reason_fields
 from penstock.cli.output import at_terminal, console, exact, fitted, print_json, print_table, rich_table, span
 from penstock.cli.parameters import Flags, command, completes_queues, every_option, json_option, queue_option
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from penstock.client.info import WorkerInfo
     from penstock.core.job import Job
     from penstock.storage.contract import Storage
-
-
-import sys
-
-from penstock.cli.errors import CommandLineError, ExitCode
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
 # A narrow terminal drops empty columns first, then these in order. Jobs that do not move are more urgent than

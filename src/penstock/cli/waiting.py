@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.connect import run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.jobview import find_job
-from penstock.cli.output import print_json
+from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.jobview import find_job, happened
+from penstock.cli.output import json_text, jsonable, print_json
 from penstock.cli.parameters import (
     OPEN,
     QUEUE_OF_IDS,
     Flags,
     command,
     completes_ids,
+    completes_queues,
     json_option,
     queue_option_for,
 )
@@ -27,31 +30,16 @@ from penstock.cli.settings import Settings
 from penstock.cli.values import duration
 from penstock.client.situation import command_line
 from penstock.core.command import COMMAND_TASK
+from penstock.core.lifecycle import EventType
 from penstock.core.text import visible_in_line
 from penstock.core.units import milliseconds
-from penstock.errors import JobCancelled, JobError, JobNotFound, SerializationError
+from penstock.errors import InvalidOption, JobCancelled, JobError, JobNotFound, SerializationError
 
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.handle import JobHandle
-    from penstock.storage.values import LogPage
-
-
-import time
-from contextlib import aclosing
-from typing import TYPE_CHECKING
-
-from penstock.cli.connect import queues_of
-from penstock.cli.errors import NotFound
-from penstock.cli.jobview import happened
-from penstock.cli.output import json_text, jsonable
-from penstock.cli.parameters import completes_queues
-from penstock.core.lifecycle import EventType
-from penstock.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from penstock.client.app import App
     from penstock.core.event import Event
+    from penstock.storage.values import LogPage
 
 LOG_POLL_S: Final = 0.2
 _CUT_AT: Final = 2_000

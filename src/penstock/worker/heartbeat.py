@@ -17,7 +17,7 @@ from penstock.core.text import get_logger
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import Extended, Held
-from penstock.worker.rounds import PATIENCE_S, Rounds
+from penstock.worker.recovery import ROUND_PATIENCE_S, Rounds
 from penstock.worker.run import Run
 from penstock.worker.slots import ServedQueue
 
@@ -59,7 +59,7 @@ class Heartbeat:
         self._renewing = True
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._rounds = Rounds(self._beat, patience_s=min(PATIENCE_S, interval_s))
+        self._rounds = Rounds(self._beat, patience_s=min(ROUND_PATIENCE_S, interval_s))
         self.last_at = time.monotonic()
         """The time of the last beat that reached all queues."""
 

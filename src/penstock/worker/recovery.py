@@ -1,11 +1,13 @@
-"""Recovery from store outages: connect patiently at the start, and repair the effects of lost answers."""
+"""Recovery from store outages: connect patiently at the start, repair the effects of lost answers, and call every queue
+although some do not answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.core.outcome import Release, final_failure
 from penstock.core.text import get_logger
@@ -17,7 +19,6 @@ from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-
 
 logger = get_logger("penstock.worker")
 
@@ -129,3 +130,75 @@ async def _settle_alone(storage: Storage, served: ServedQueue, run: Run) -> list
 def releases(leases: Sequence[Held]) -> list[Settlement]:
     """Return the settlements that hand these leases back."""
     return [Settlement(lease.id, lease.token, Release()) for lease in leases]
+
+
+T = TypeVar("T")
+
+ROUND_PATIENCE_S: Final = 1.0
+
+
+class Round(NamedTuple, Generic[T]):
+    """The answers by queue, the first failure, and whether the answer of a queue is late."""
+
+    answers: dict[str, T]
+    failure: Exception | None
+    is_late: bool
+
+
+class Rounds(Generic[T]):
+    """Calls every queue once per round, and waits ``patience_s`` for the answers.
+
+    The queues of a cluster are on several servers. A call to a server that is away, or for a slot that is moving, takes
+    up to 30 s. Meanwhile the leases of other queues must be renewed, and their jobs rescued.
+
+    A late call goes on beside the next rounds, which leave its queue out. With ``one_by_one``, a call begins when the
+    one before has ended or is late.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[str], Coroutine[Any, Any, T]],
+        *,
+        patience_s: float = ROUND_PATIENCE_S,
+        one_by_one: bool = False,
+    ) -> None:
+        self._call = call
+        self._patience_s = patience_s
+        self._one_by_one = one_by_one
+        self._calls: dict[str, asyncio.Task[T]] = {}
+
+    async def run(self, queues: Iterable[str]) -> Round[T]:
+        """Run a round. Its answers include those of late calls that have ended since the round before."""
+        for queue in queues:
+            if queue not in self._calls:
+                call = self._calls[queue] = asyncio.create_task(self._call(queue))
+                call.add_done_callback(_retrieve)
+                if self._one_by_one:
+                    await asyncio.wait([call], timeout=self._patience_s)
+        if self._calls and not self._one_by_one:
+            await asyncio.wait(self._calls.values(), timeout=self._patience_s)
+        return self._collect()
+
+    def _collect(self) -> Round[T]:
+        answers: dict[str, T] = {}
+        failure: Exception | None = None
+        for queue, call in [*self._calls.items()]:
+            if not call.done():
+                continue
+            del self._calls[queue]
+            try:
+                answers[queue] = call.result()
+            except Exception as error:
+                failure = failure or error
+        return Round(answers, failure, is_late=bool(self._calls))
+
+    def close(self) -> None:
+        """Cancel the calls under way."""
+        for call in self._calls.values():
+            call.cancel()
+
+
+def _retrieve(call: asyncio.Task[Any]) -> None:
+    """Retrieve the outcome of a call, so that asyncio does not warn about one that nobody waits for."""
+    if not call.cancelled():
+        call.exception()

@@ -32,7 +32,7 @@ from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import Swept
-from penstock.worker.rounds import Round, Rounds
+from penstock.worker.recovery import Round, Rounds
 from penstock.worker.slots import ServedQueue
 
 logger = get_logger("penstock.sweeper")
