@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite import statements
 
 SUBJECTS = sorted(
     file.name.removesuffix(".sql")

@@ -14,7 +14,7 @@ from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.bounds import GROUPS_PER_CLAIM, PROMOTED_PER_CLAIM
 from penstock.storage.metrics import flow_scope
-from penstock.storage.sqlite import groups, limits, schedules
+from penstock.storage.sqlite import groups, limits, schedules, statements
 from penstock.storage.sqlite.job_verbs import received_data
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -27,7 +27,6 @@ from penstock.storage.sqlite.records import (
     pack_failure,
     unpack_options,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import enter_waiting, expire, finish
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import check_budgets

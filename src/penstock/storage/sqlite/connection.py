@@ -17,9 +17,8 @@ from penstock.core.names import check_namespace
 from penstock.core.text import shown, split_url
 from penstock.core.units import milliseconds
 from penstock.errors import InvalidOption, StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
-from penstock.storage.sqlite import files
+from penstock.storage.sqlite import files, migrations, statements
 from penstock.storage.sqlite.lock import begin, is_busy, translate
-from penstock.storage.sqlite.statements import migrations, statements
 
 MEMORY: Final = ":memory:"
 _DEFAULT_NAMESPACE: Final = "default"

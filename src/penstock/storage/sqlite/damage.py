@@ -14,7 +14,7 @@ from penstock.core.job import DEFAULT_OPTIONS, Dependent
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import DAMAGED, damaged_failure
 from penstock.storage.bounds import DAMAGED_KEPT_MS, MINUTE_MS
-from penstock.storage.sqlite import flows, schedules
+from penstock.storage.sqlite import flows, schedules, statements
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import (
     FAILED,
@@ -26,7 +26,6 @@ from penstock.storage.sqlite.records import (
     unpack_failure,
     unpack_options,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import finish
 from penstock.storage.sqlite.unit import End, Unit
 

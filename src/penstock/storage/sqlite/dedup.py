@@ -7,9 +7,9 @@ from typing import NamedTuple
 from penstock.core.job import Dedup
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, Record, pack_failure
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import finish
 from penstock.storage.sqlite.unit import Unit
 

@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttachAnswer, EventType, State
 from penstock.core.outcome import Failure
 from penstock.core.staging import check_staged
 from penstock.errors import CostTooHigh
-from penstock.storage.sqlite import dedup, flows
+from penstock.storage.sqlite import dedup, flows, statements
 from penstock.storage.sqlite.limits import check_costs, cost_refused
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -26,7 +26,6 @@ from penstock.storage.sqlite.records import (
     WAITING,
     Record,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import join_slot, keep_slot, new_record, queue_afresh, update
 from penstock.storage.sqlite.unit import Put, Unit
 

@@ -13,9 +13,9 @@ import msgspec
 from penstock.core.event import LOST, EntryPage, count_lost, pack, page_of, unpack
 from penstock.storage.bounds import DAY_MINUTES, MINUTE_MS
 from penstock.storage.metrics import Minute, counted, latest
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import Consumer, QueueSettings
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from penstock.core.job import Dependency, Dependent, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
 from penstock.errors import JobNotFound
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -34,7 +35,6 @@ from penstock.storage.sqlite.records import (
     pack_failure,
     unpack_failure,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import enter_waiting, finish, schedule
 from penstock.storage.sqlite.unit import Done, End, Link, Unit
 

@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, Limit
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import HOLDING, Group
 from penstock.storage.sqlite.records import BLOCKED, Record
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 
 USES_LIMITS: Final = 1

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from penstock.core.lifecycle import HoldAnswer, ReleaseAnswer
 from penstock.errors import InvalidOption
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import QueueRow, View
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import JobPage
 

@@ -21,7 +21,7 @@ from penstock.core.lifecycle import (
     UnchangedAnswer,
 )
 from penstock.storage.bounds import SIGNALS_KEPT
-from penstock.storage.sqlite import flows
+from penstock.storage.sqlite import flows, statements
 from penstock.storage.sqlite.records import (
     ACTIVE,
     BLOCKED,
@@ -34,7 +34,6 @@ from penstock.storage.sqlite.records import (
     WAITING,
     Record,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import change_ttls, drop_slot, due_at, enter_waiting, finish
 from penstock.storage.sqlite.transitions import remove as remove_record
 from penstock.storage.sqlite.unit import Unit

@@ -16,7 +16,7 @@ from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Reason
 from penstock.errors import CostTooHigh
 from penstock.storage.bounds import ADMITTED_AT_ONCE
-from penstock.storage.sqlite import groups
+from penstock.storage.sqlite import groups, statements
 from penstock.storage.sqlite.groups import (
     USES_GROUPS,
     USES_LIMITS,
@@ -29,7 +29,6 @@ from penstock.storage.sqlite.groups import (
 )
 from penstock.storage.sqlite.queuerow import Group, View
 from penstock.storage.sqlite.records import WAITING, Record
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import GroupPage
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from penstock.core.flow import dead_letter_job
-from penstock.storage.sqlite import dedup, flows, groups, limits, schedules
+from penstock.storage.sqlite import dedup, flows, groups, limits, schedules, statements
 from penstock.storage.sqlite.enqueue import put_or_tell
 from penstock.storage.sqlite.holds import index
 from penstock.storage.sqlite.records import Record, unpack_failure
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.unit import Done, Link, Links, Message, Put, Unit
 

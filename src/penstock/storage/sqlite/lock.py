@@ -29,8 +29,8 @@ from penstock.errors import (
     StorageVersion,
 )
 from penstock.storage.bounds import CLOCK_TERM_MS
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.clock import Reading, read_clocks
-from penstock.storage.sqlite.statements import statements
 
 _PRIMARY = 0xFF
 _TURN_MS: Final = 500

@@ -14,10 +14,10 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption, JobNotFound
 from penstock.storage.metrics import KeptBudget, Minute
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.eventlog import minutes_of
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, View
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job, shown_failure
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import (
     Counts,

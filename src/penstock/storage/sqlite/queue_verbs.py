@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from penstock.core.lifecycle import EventType, State
 from penstock.core.staging import staged_at_ms
 from penstock.errors import InvalidOption
-from penstock.storage.sqlite import flows, groups
+from penstock.storage.sqlite import flows, groups, statements
 from penstock.storage.sqlite.job_verbs import retry_in_order
 from penstock.storage.sqlite.queuerow import USES_STAGED
 from penstock.storage.sqlite.records import BLOCKED, CANCELLED, FAILED, Record, Slot
 from penstock.storage.sqlite.schedules import forget_jobs
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import remove, return_to_waiting, schedule
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Bulk, Finished, QueueSettings, jobs_active

@@ -12,8 +12,8 @@ import msgspec
 
 from penstock.core.limits import Limit, Reason, charged
 from penstock.storage.bounds import CLOCK_GAP_MS, CLOCK_NEAR_MS
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.clock import Moment, Reading, moment_after, read_clocks
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
 USES_STAGED: Final = 4

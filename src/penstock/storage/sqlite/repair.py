@@ -18,7 +18,7 @@ from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.text import get_logger
 from penstock.errors import PenstockError, StorageDamaged
-from penstock.storage.sqlite import limits
+from penstock.storage.sqlite import limits, statements
 from penstock.storage.sqlite.damage import (
     Damaged,
     find_among,
@@ -33,7 +33,6 @@ from penstock.storage.sqlite.eventlog import check_log
 from penstock.storage.sqlite.links import deliver
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import COMPLETED, FAILED, Record, unpack_failure
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Checked

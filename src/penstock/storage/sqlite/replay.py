@@ -16,7 +16,7 @@ from penstock.storage.bounds import MEMO_KEPT_MS
 from penstock.storage.sqlite import claim as claims
 from penstock.storage.sqlite import enqueue as enqueues
 from penstock.storage.sqlite import settle as settles
-from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take, Ticket
 

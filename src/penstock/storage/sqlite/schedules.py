@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import SchedulerAnswer
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.enqueue import enqueue
 from penstock.storage.sqlite.queuerow import USES_INSTANTS, View
 from penstock.storage.sqlite.records import Record
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import DueScheduler, Fired, NewScheduler, Scheduler, Schedulers
 

@@ -22,7 +22,7 @@ from penstock.core.outcome import (
     Suspend,
 )
 from penstock.storage.bounds import LOG_LINES_KEPT
-from penstock.storage.sqlite import flows, groups, limits
+from penstock.storage.sqlite import flows, groups, limits, statements
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.job_verbs import go_to, hand_back, named, suspend
 from penstock.storage.sqlite.records import (
@@ -37,7 +37,6 @@ from penstock.storage.sqlite.records import (
     pack_failure,
     unpack_options,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import (
     absorb_slot,
     change_ttls,

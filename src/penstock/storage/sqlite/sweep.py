@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.bounds import CLOCK_TERM_MS, MEMO_KEPT_MS, NEWS_KEPT_MS, WORKERS_KEPT_MS
-from penstock.storage.sqlite import dedup, flows, schedules
+from penstock.storage.sqlite import dedup, flows, schedules, statements
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.eventlog import trim
@@ -26,7 +26,6 @@ from penstock.storage.sqlite.records import (
     Unreadable,
     pack_failure,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import forget_usage

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.eventlog import EventNotes, count_events
 from penstock.storage.sqlite.lock import LONG_S, write_long_lock
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Links, Unit
 
 Signal = tuple[str, str]

@@ -17,6 +17,7 @@ from penstock.core.flow import DependencyState
 from penstock.core.job import Dependent, NewJob, Options
 from penstock.core.limits import Limit
 from penstock.core.outcome import Failure
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.clock import Moment, wall_ms
 from penstock.storage.sqlite.eventlog import EventNotes
 from penstock.storage.sqlite.queuerow import USES_INSTANTS, Group, QueueRow
@@ -30,7 +31,6 @@ from penstock.storage.sqlite.records import (
     pack_options,
     shown_failure,
 )
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import Finished
 
 # Messages between queues: one lock covers all queues of a database, so the transaction that sends a message also

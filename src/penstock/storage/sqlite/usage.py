@@ -11,9 +11,9 @@ import msgspec
 from penstock.core.lifecycle import EventType
 from penstock.storage.bounds import USAGE_KEPT_MS
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage, scopes_of
+from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
-from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Budget, Usage
 
