@@ -27,7 +27,8 @@ from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, 
 from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.plan import OnChange, Planned, ProcessPlan, planned
 from penstock.spark.processing.progress import ProgressStyle, Tally, open_progress
-from penstock.spark.processing.result import Expected, Processed, Quarantine, RunTables
+from penstock.spark.processing.quarantine import Quarantine
+from penstock.spark.processing.result import Expected, Processed, RunTables
 from penstock.spark.processing.running import Limits, Run
 from penstock.spark.processing.types import fit, value_type
 from penstock.spark.processing.workers import RunWorkers

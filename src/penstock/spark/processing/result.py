@@ -1,16 +1,14 @@
-"""The result of ``process``: counts, cost and tables, the expectations that results must meet, and the quarantine."""
+"""The result of ``process``: counts, cost and tables. Also the expectations that results must meet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from html import escape
-from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import NullType, StructType
 
 from penstock.client.imports import find_function
 from penstock.client.task import Task
@@ -18,14 +16,10 @@ from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
 from penstock.core.text import shown
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidOption
 from penstock.spark.cells import json_text
-from penstock.spark.deltaoutput import DeltaOutput
-from penstock.spark.driver_lease import output_identity
-from penstock.spark.processing.enqueue import materialize
 from penstock.spark.processing.ledger import COLUMNS, PREFIX, VALUE, Ledger, latest
 from penstock.spark.processing.plan import ProcessPlan
-from penstock.spark.publishing import fresh_path, fresh_table, refuse_pattern, with_micros
 from penstock.spark.schemas import quoted
 
 Expectation: TypeAlias = Callable[[Any], object]
@@ -277,86 +271,3 @@ def _plan_text(plan: ProcessPlan) -> str:
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     cost = "" if plan.estimated_cost is None else f", for about {plan.estimated_cost:g}"
     return f"{parts or 'no rows'}; {plan.todo:,} to do{cost}"
-
-
-_TABLE: Final = "table:"
-
-
-class Quarantine:
-    """A table of the rows that failed or were rejected, to inspect and repair.
-
-    It is at a path or in the catalog (``table:db.bad``), in the format of the output.
-    """
-
-    def __init__(self, spark: SparkSession, place: str | PurePath, format: str) -> None:
-        self._spark = spark
-        self._format = format
-        self._is_path = not str(place).startswith(_TABLE)
-        self._name = str(place).removeprefix(_TABLE)
-        if self._is_path:
-            refuse_pattern(self._name)
-        self._delta: DeltaOutput | None = None
-        if self._is_path and format.lower() == "delta":
-            self._delta = DeltaOutput(spark, self._name, ranged=f"{PREFIX}finished_at", stats=())
-
-    def check(self, ledger: Ledger) -> None:
-        """Check that the run may replace the quarantine.
-
-        Raises:
-            InvalidInput: it is the output, or holds something else.
-        """
-        if output_identity(self._name, is_path=self._is_path) == ledger.identity:
-            raise InvalidOption(f"quarantine and output must differ, got {self._name} for both.")
-        former = self._read()
-        if former is not None and f"{PREFIX}state" not in former.columns:
-            raise InvalidInput(
-                f"{self._name} is not a quarantine: it has no column '{PREFIX}state'. The run would replace its "
-                f"content. Its columns are: {', '.join(former.columns)}. Choose another quarantine."
-            )
-
-    def update(self, rows: DataFrame, *, seen: DataFrame, key: Sequence[str], folder: str) -> None:
-        """Write ``rows``, and keep the others, but not those with a key of ``seen``. Temporary files are in
-        ``folder``."""
-        rows = _without_void(rows)
-        former = self._read(rows.schema)
-        if former is not None and set(key) <= set(former.columns):
-            others = former.join(seen.select(*map(quoted, key)), list(key), "left_anti")
-            rows = rows.unionByName(others, allowMissingColumns=True)
-            if self._delta is None:
-                # Spark cannot read a table while it replaces it.
-                rows = materialize(rows, f"{folder}/quarantine")
-        self.replace(rows)
-
-    def replace(self, rows: DataFrame) -> None:
-        """Write ``rows`` in place of all others."""
-        rows = _without_void(rows)
-        if self._delta is not None:
-            from deltalake import write_deltalake
-
-            write_deltalake(self._name, rows.toArrow(), mode="overwrite", schema_mode="overwrite")
-            return
-        with with_micros(self._spark):
-            writer = rows.coalesce(1).write.mode("overwrite").format(self._format)
-            if self._is_path:
-                writer.save(self._name)
-            else:
-                writer.saveAsTable(self._name)
-
-    def _read(self, schema: StructType | None = None) -> DataFrame | None:
-        """Return the rows; ``None`` if there is no quarantine yet. JSON lines have the types of ``schema``."""
-        if self._delta is not None:
-            columns = self._delta.schema()
-            return None if columns is None else self._delta.read(columns)
-        if not self._is_path:
-            return fresh_table(self._spark, self._name)
-        reader = self._spark.read.format(self._format)
-        if schema is not None and self._format.lower() == "json":
-            reader = reader.schema(schema)
-        rows = fresh_path(self._spark, self._name, reader.load)
-        # JSON lines without rows have no columns.
-        return rows if rows is not None and rows.columns else None
-
-
-def _without_void(rows: DataFrame) -> DataFrame:
-    """Return the rows without columns of no type, which no format can hold."""
-    return rows.drop(*(field.name for field in rows.schema if isinstance(field.dataType, NullType)))
