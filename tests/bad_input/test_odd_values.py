@@ -142,7 +142,7 @@ def by_name(name: str, call: Callable[[World, dict[str, Any]], Any]) -> Entry:
 
 def placements() -> dict[str, Entry]:
     """Every option of a job, by every way to give it."""
-    from penstock.client.options import PLACEMENT, TREATMENT
+    from penstock.client.options import JOB_POLICY, PLACEMENT
 
     entries: dict[str, Entry] = {}
     for name in sorted(PLACEMENT):
@@ -150,9 +150,9 @@ def placements() -> dict[str, Entry]:
             name, lambda w, v: w.task.options(**v).enqueue("x")
         )
         entries[f"queue.enqueue({name}=)"] = by_name(name, lambda w, v: w.queue.enqueue("x", **v))
-    for name in sorted(PLACEMENT | TREATMENT):
+    for name in sorted(PLACEMENT | JOB_POLICY):
         entries[f"task.options({name}=)"] = by_name(name, made(lambda w, v: w.task.options(**v)))
-    for name in sorted(TREATMENT):
+    for name in sorted(JOB_POLICY):
         entries[f"queue.enqueue({name}=)"] = by_name(name, lambda w, v: w.queue.enqueue("x", **v))
         entries[f"App({name}=)"] = by_name(name, made(lambda w, v: App("memory://", **v)))
     return entries

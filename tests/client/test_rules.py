@@ -324,7 +324,7 @@ async def test_a_payload_by_name_follows_the_same_rules(ruled: Ruled) -> None:
 
 async def test_schedules_and_sync_code_follow_the_rules(ruled: Ruled) -> None:
     info = await ruled.app.schedule("s", ruled.charge.job(ORDER), every="1h")
-    assert info.plan.job.dedup == job_of(ruled.charge.job(ORDER)).dedup is not None
+    assert info.spec.job.dedup == job_of(ruled.charge.job(ORDER)).dedup is not None
     with pytest.raises(InvalidInput, match=r"deadline of task 'ship' would be computed once"):
         await ruled.ship.options(every="1h").schedule("s", ORDER)
     assert group_of(ruled.ship.sync.job(ORDER).job) == "customer-ada"

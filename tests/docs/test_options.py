@@ -11,8 +11,8 @@ import pytest
 from penstock import App
 from penstock.cli.joboptions import JOB_OPTIONS
 from penstock.cli.settings import KEYS
-from penstock.client.options import DEFAULTS, PLACEMENT, TASK, TREATMENT
-from penstock.client.parsers import PLACEMENT_PARSERS, TREATMENT_PARSERS
+from penstock.client.options import DEFAULTS, JOB_POLICY, PLACEMENT, TASK
+from penstock.client.parsers import PLACEMENT_PARSERS, POLICY_PARSERS
 from penstock.core.job import Extras, NewJob, Options
 from penstock.worker.options import WorkerOptions
 
@@ -30,7 +30,7 @@ def options_below(page: str, words: str) -> set[str]:
 @pytest.mark.parametrize(
     ("page", "words", "options"),
     [
-        ("guide.md", "**How jobs are treated**", TREATMENT),
+        ("guide.md", "**How jobs are treated**", JOB_POLICY),
         ("guide.md", "**Where one job goes**", PLACEMENT),
         ("guide.md", "On the task only:", TASK - DEFAULTS | {"name", "queue"}),
         ("guide.md", "On the app only:", set(inspect.signature(App).parameters) - {"defaults"}),
@@ -42,9 +42,9 @@ def test_a_table_of_options_has_all_of_them(page: str, words: str, options: set[
 
 
 def test_every_option_of_a_job_has_a_parser_and_a_field() -> None:
-    assert TREATMENT_PARSERS.keys() == TREATMENT
+    assert POLICY_PARSERS.keys() == JOB_POLICY
     assert PLACEMENT_PARSERS.keys() == PLACEMENT
-    assert {field for field, _ in TREATMENT_PARSERS.values()} <= set(Options.__struct_fields__)
+    assert {field for field, _ in POLICY_PARSERS.values()} <= set(Options.__struct_fields__)
     fields = {*NewJob.__struct_fields__, *Extras.__struct_fields__, "after_failure"}
     assert {field for field, _ in PLACEMENT_PARSERS.values()} <= fields
 
@@ -56,8 +56,8 @@ def test_the_command_line_has_every_option_of_a_job_but_a_few() -> None:
     }
     names = {"run_at" if option.name == "at" else option.name for option in JOB_OPTIONS}
 
-    assert names == (TREATMENT | PLACEMENT) - only_in_code
+    assert names == (JOB_POLICY | PLACEMENT) - only_in_code
 
 
 def test_settings_hold_the_defaults_of_how_jobs_are_treated_but_a_few() -> None:
-    assert TREATMENT - KEYS.keys() == {"max_retries", "max_stalls", "version"}
+    assert JOB_POLICY - KEYS.keys() == {"max_retries", "max_stalls", "version"}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock import App, TaskOptions, Worker, WorkerOptions
-from penstock.client.options import DISPATCH, PLACEMENT, TIMES, TREATMENT, DispatchOptions
+from penstock.client.options import DISPATCH, JOB_POLICY, PLACEMENT, TIMES, DispatchOptions
 from penstock.worker.options import WorkerSettings
 
 pytestmark = pytest.mark.timeout(400)
@@ -81,10 +81,10 @@ def test_every_planted_mistake_is_found_and_nothing_else(check: Checker, tmp_pat
 def test_the_lists_of_options_agree() -> None:
     assert (
         DISPATCH
-        == TREATMENT | PLACEMENT | TIMES | {"wait", "queue", "unique"}
+        == JOB_POLICY | PLACEMENT | TIMES | {"wait", "queue", "unique"}
         == frozenset(DispatchOptions.__annotations__)
     )
-    assert TaskOptions.__annotations__.keys() >= TREATMENT
+    assert TaskOptions.__annotations__.keys() >= JOB_POLICY
 
 
 def test_every_worker_option_is_in_the_one_list() -> None:
