@@ -43,13 +43,13 @@ async def test_a_group_that_is_parked_is_waited_for(app: App) -> None:
     async def ask() -> None:
         starts.append(time.monotonic())
         if len(starts) == 1:
-            raise RateLimited("700ms")
+            raise RateLimited("300ms")
 
     for _ in range(2):
         await ask.options(group="api").enqueue()
     await burst(app)
     assert await app.queue("default").open() == 0
-    assert starts[-1] - starts[0] >= 0.65
+    assert starts[-1] - starts[0] >= 0.28
 
 
 async def test_a_queue_over_its_budget_is_left(app: App, said: pytest.LogCaptureFixture) -> None:
@@ -69,7 +69,7 @@ async def test_a_budget_with_a_period_is_waited_for(app: App) -> None:
     async def spend() -> None:
         await current_job().use(usd=2)
 
-    await app.queue("default").set_budget("usd", 1, per="700ms")
+    await app.queue("default").set_budget("usd", 1, per="300ms")
     await spend.enqueue_many([spend.job(), spend.job()])
     await asyncio.wait_for(app.worker(concurrency=1, burst=True).run(), 20)
     assert await app.queue("default").open() == 0
@@ -83,7 +83,7 @@ async def test_a_suspension_without_a_timeout_is_left_and_one_with_it_is_waited_
         if context.run == 1:
             raise Suspend("answer", timeout=timeout)
 
-    timed, endless = await ask.enqueue("700ms"), await ask.enqueue(None)
+    timed, endless = await ask.enqueue("300ms"), await ask.enqueue(None)
     await burst(app)
     assert await timed.refresh() is State.COMPLETED
     assert await endless.refresh() is State.BLOCKED
@@ -136,7 +136,7 @@ async def test_a_job_of_a_queue_that_others_serve_is_waited_for(app: App) -> Non
 
     await app.enqueue_flow(Flow(collect.job(), [child.job()]))
     waiting = asyncio.create_task(burst(app, "ours"))
-    done, _ = await asyncio.wait([waiting], timeout=1)
+    done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done
     async with working(app, queues=["theirs"]):
         await waiting
@@ -154,15 +154,15 @@ async def test_while_nothing_can_run_the_store_is_asked_a_few_times_a_second(
             case "budget":
                 await context.use(usd=2)
             case "suspended" if context.run == 1:
-                raise Suspend("answer", timeout="1500ms")
+                raise Suspend("answer", timeout="500ms")
             case "parked" if context.run == 1:
-                raise RateLimited("1500ms")
+                raise RateLimited("500ms")
 
     queue = app.queue("default")
     if why == "budget":
-        await queue.set_budget("usd", 1, per="1500ms")
+        await queue.set_budget("usd", 1, per="500ms")
     if why == "group":
-        await queue.limit(group="g", rate="1/1500ms")
+        await queue.limit(group="g", rate="1/500ms")
     for _ in range(2):
         await ask.options(group="g").enqueue()
     asked: dict[str, int] = {}
@@ -171,9 +171,10 @@ async def test_while_nothing_can_run_the_store_is_asked_a_few_times_a_second(
         monkeypatch.setattr(storage, name, counted(getattr(storage, name), name, asked))
     began = time.monotonic()
     await asyncio.wait_for(app.worker(concurrency=1, burst=True).run(), 20)
-    assert time.monotonic() - began >= 1.4
+    assert time.monotonic() - began >= 0.45
     assert await queue.open() == 0
-    assert all(calls < 40 for calls in asked.values()), asked
+    print('ASKED', why, asked)
+    assert all(calls < 14 for calls in asked.values()), asked
 
 
 def counted(call: Any, name: str, asked: dict[str, int]) -> Any:
