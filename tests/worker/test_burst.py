@@ -173,7 +173,6 @@ async def test_while_nothing_can_run_the_store_is_asked_a_few_times_a_second(
     await asyncio.wait_for(app.worker(concurrency=1, burst=True).run(), 20)
     assert time.monotonic() - began >= 0.45
     assert await queue.open() == 0
-    print('ASKED', why, asked)
     assert all(calls < 14 for calls in asked.values()), asked
 
 
