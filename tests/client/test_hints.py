@@ -61,6 +61,14 @@ FORMS: dict[Kind, dict[str, Any]] = {
             lambda: app.task(autoretry_for=(OSError,)),
             "a task has no option 'autoretry_for'. Use 'retry_on' instead.",
         ),
+        (
+            lambda: app.task(concurrency=5),
+            "a task has no option 'concurrency'. Use queue.limit(concurrency=...) for all workers, or "
+            "app.worker(concurrency=...) for one.",
+        ),
+        (lambda: send.options(at_front=True), "task 'send' has no option 'at_front'. Use 'lifo' instead."),
+        (lambda: app.task(max_tries=5), "a task has no option 'max_tries'. Use 'attempts' instead."),
+        (lambda: app.task(keep_result=5), "a task has no option 'keep_result'. Use 'result_ttl' instead."),
         (lambda: app.task(time_limit=30), "a task has no option 'time_limit'. Use 'timeout' instead."),
         (
             lambda: App(broker="redis://h", backend="redis://h"),  # type: ignore[call-arg]

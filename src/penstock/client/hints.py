@@ -34,8 +34,11 @@ SAME_OPTION: Final = {
     "serializer": "serde",
     "broker": "url",
     "broker_url": "url",
+    "at_front": "lifo",
+    "max_tries": "attempts",
+    "keep_result": "result_ttl",
 }
-"""Options of Celery, RQ, Dramatiq and Huey that have another name here."""
+"""Options of Celery, RQ, arq, Dramatiq and Huey that have another name here."""
 
 _RETRIES: Final = "Use retry_on to name the exceptions that are retried, or raise Unrecoverable."
 _ONE_STORE: Final = "One store holds jobs and results: App('valkey://localhost')."
@@ -67,6 +70,7 @@ OTHER_WAY: Final = {
     "base": "Use @app.middleware for code around all runs.",
     "main": "An app has no name; namespace=... keeps several apart in one store.",
     "rate_limit": "Use queue.limit(rate=...) for all workers, or app.worker(limits={...}) for one.",
+    "concurrency": "Use queue.limit(concurrency=...) for all workers, or app.worker(concurrency=...) for one.",
     "link": "Use chain(first.job(...), next.partial()).",
     "link_error": "Use @app.dead_letter(queue).",
     "on_success": "Use chain(first.job(...), next.partial()).",
