@@ -386,6 +386,18 @@ async def test_the_status_says_how_busy_workers_are_even_of_queues_without_jobs(
         assert workers_line(told).endswith("none works on mail: `penstock worker [MODULE:APP] -q mail`")
 
 
+async def test_slots_that_filled_up_since_the_heartbeat_count_as_busy(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        info = json.dumps({"state": "running", "queues": ["mail"], "active": 0, "concurrency": 4}).encode()
+        await app.queue("mail").enqueue_many([{"payload": n} for n in range(9)])
+        await storage.extend("mail", [], worker="w", lease_ms=60_000, info=info)
+        await storage.claim("mail", Take("w", 2, 60_000))
+        assert workers_line(await read_status(app, None)) == "1 worker, 2 of 4 slots busy"
+        await storage.claim("mail", Take("v", 7, 60_000))
+        assert workers_line(await read_status(app, "mail")) == "1 worker, 4 of 4 slots busy"
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_a_worker_is_shown_as_the_queue_that_heard_of_it_last_knows_it(
     tmp_path: Path, order: str

@@ -60,13 +60,16 @@ async def read_status(app: App, queue: str | None, *, explained: bool = True) ->
     dead = [worker["worker"] for worker in workers if worker["state"] == "dead"]
     silent = [worker["worker"] for worker in workers if worker["state"] == "silent"]
     attended = {name for worker in live for name in worker["queues"]}
+    slots = sum(worker["concurrency"] for worker in live)
+    # The workers' own numbers are as old as their last heartbeat. Jobs of dead workers are still active.
+    active = sum(row["active"] for row in rows if row["queue"] in attended and not dead and not silent)
     return {
         "store": shown_store(app.url, app.namespace),
         "queue": queue,
         "queues": rows,
         "workers": len(live),
-        "running": sum(worker["active"] for worker in live),
-        "slots": sum(worker["concurrency"] for worker in live),
+        "running": max(sum(worker["active"] for worker in live), min(active, slots)),
+        "slots": slots,
         "silent_workers": len(silent),
         "dead_workers": len(dead),
         "silent": silent,
