@@ -60,6 +60,15 @@ async def test_a_job_released_is_kept_as_its_own_ttl_says(bench: Bench) -> None:
     assert await bench.state() is None
 
 
+async def test_a_job_past_its_own_ttl_is_gone_once_it_is_released(bench: Bench) -> None:
+    await finished(bench, extras=LEDGER, result_ttl_ms=MINUTE_MS)
+    await bench.shift(2 * MINUTE_MS)
+
+    answers = await bench.storage.release(bench.queue, "ledger", ["job", "job"])
+
+    assert answers == ["released", "not_found"]
+
+
 async def test_every_consumer_must_release_it(bench: Bench) -> None:
     await finished(bench, extras=Extras(holds={"ledger": DAY_MS, "audit": 2 * DAY_MS}), result_ttl_ms=0)
     await bench.storage.release(bench.queue, "ledger", ["job"])

@@ -39,44 +39,47 @@ local function moved_extras(ids, records)
   return extras_by_id
 end
 
--- Release a finished job by splicing its state record, without a table. Return false if the job takes the long way.
+-- Release a finished job by splicing its state record, without a table. Return the letter for releasing it once more, or
+-- nil if the job takes the long way.
 local function release_ended(release, id, record, static, moved)
   local part, flags = ENDED_AS[byte(record, 1)], byte(record, FLAGS_AT)
-  if not part or not bit_of(flags, 64) or flags >= 128 and not moved then return false end
+  if not part or not bit_of(flags, 64) or flags >= 128 and not moved then return nil end
   local extras, held_ms, still_held_ms = Shortcut.release(release, static, moved)
-  if not extras then return false end
+  if not extras then return nil end
   local finished, worker_length, header_length = unpack('>I6', record, 3), unpack('>BH', record, FLAGS_AT + 7)
   local header_at = WORKER_AT + worker_length
   local options = options_of(sub(record, header_at, header_at + header_length - 1))
   local ttl = part == 'failed' and options.failure_ttl_ms or options.result_ttl_ms
-  if finished + max(ttl, held_ms) <= Q.now then return false end
+  if finished + max(ttl, held_ms) <= Q.now then return nil end
+  local kept_until = finished + max(ttl, still_held_ms)
   if flags < 128 then
     hset('state', id, sub(record, 1, FLAGS_AT - 1) .. string.char(flags + 128) .. sub(record, FLAGS_AT + 1))
   end
   hset('annex', id, extras)
-  zadd(part, finished + max(ttl, still_held_ms), id)
+  zadd(part, kept_until, id)
   zrem(release.part, id)
   if still_held_ms > 0 then
     zadd('held_' .. part, finished + still_held_ms, id)
   else
     zrem('held_' .. part, id)
   end
-  return true
+  return Clock.is_past(kept_until) and '-' or 'n'
 end
 
 -- Release the jobs that can take the shortcut. Return their letters, by place.
 local function release_all(consumer, ids)
-  local letters, released, release = {}, {}, { consumer = consumer, cache = {} }
+  local letters, again, release = {}, {}, { consumer = consumer, cache = {} }
   if not Holds.are_used() then return letters end
   local records, statics = read_many('HMGET', K.state, ids), read_many('HMGET', K.jobs, ids)
   local moved = moved_extras(ids, records)
   release.part = Parts.named('held:' .. consumer)
   for i = 1, #ids do
     local id = ids[i]
-    if released[id] then
-      letters[i] = 'n'
-    elseif records[i] and statics[i] and release_ended(release, id, records[i], statics[i], moved[id]) then
-      letters[i], released[id] = 'r', true
+    if again[id] then
+      letters[i] = again[id]
+    elseif records[i] and statics[i] then
+      again[id] = release_ended(release, id, records[i], statics[i], moved[id])
+      if again[id] then letters[i] = 'r' end
     end
   end
   return letters
