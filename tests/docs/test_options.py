@@ -10,7 +10,6 @@ import pytest
 
 from penstock import App
 from penstock.cli.joboptions import JOB_OPTIONS
-from penstock.cli.settings import KEYS
 from penstock.client.options import DEFAULTS, JOB_POLICY, PLACEMENT, TASK
 from penstock.client.parsers import PLACEMENT_PARSERS, POLICY_PARSERS
 from penstock.core.job import Extras, NewJob, Options
@@ -57,7 +56,3 @@ def test_the_command_line_has_every_option_of_a_job_but_a_few() -> None:
     names = {"run_at" if option.name == "at" else option.name for option in JOB_OPTIONS}
 
     assert names == (JOB_POLICY | PLACEMENT) - only_in_code
-
-
-def test_settings_hold_the_defaults_of_how_jobs_are_treated_but_a_few() -> None:
-    assert JOB_POLICY - KEYS.keys() == {"max_retries", "max_stalls", "version"}
