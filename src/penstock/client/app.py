@@ -27,7 +27,7 @@ from penstock.client.options import (
     refuse_unknown,
     with_policy,
 )
-from penstock.client.parsers import check_wait, listed
+from penstock.client.parsers import check_wait, listed, resolve_limits, resolve_retry_on, resolve_runner
 from penstock.client.queue import Queue
 from penstock.client.rules import task_rules
 from penstock.client.schedules import AppSchedulers
@@ -40,7 +40,7 @@ from penstock.client.session import (
     from_environment,
 )
 from penstock.client.signature import Signature
-from penstock.client.task import FunctionTask, Task, resolve_limits, resolve_retry_on, resolve_runner
+from penstock.client.task import FunctionTask, Task
 from penstock.core.job import Options
 from penstock.core.names import check_namespace, check_queue, check_task, split_ref
 from penstock.core.retry import BackoffFunction, custom_name

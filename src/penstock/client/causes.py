@@ -10,7 +10,6 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.client.situation import (
-    MOST_CHILDREN,
     NAMED,
     SEEN_LATELY_MS,
     Situation,
@@ -181,7 +180,7 @@ def _queue_full(situation: Situation) -> Reason:
         kind="queue limit",
         text=f"Queue {situation.queue} is at its limit of {limit}: {running}.",
         remedy=f"Wait until a job finishes, or raise the limit with {raised}.",
-        jobs=_refs(situation.active[:NAMED]),
+        jobs=refs_to(situation.active[:NAMED]),
     )
     return _full(reason, situation.active, situation)
 
@@ -238,7 +237,7 @@ def busy(situation: Situation) -> Reason | None:
         kind="busy",
         text=f"All slots are full: {situation.workload}.",
         remedy="Wait, or start another worker.",
-        jobs=_refs(situation.active[:NAMED]),
+        jobs=refs_to(situation.active[:NAMED]),
     )
 
 
@@ -359,7 +358,7 @@ def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
         text=f"Group {key} is at its limit of {limit.concurrency}: {who}.",
         remedy=f"Wait until a job finishes, or raise the limit with {situation.limit_command('concurrency', key)}"
         f"{', which gives up the strict order' * (limit.concurrency == 1)}.",
-        jobs=_refs(members),
+        jobs=refs_to(members),
     )
     return _full(reason, members, situation)
 
@@ -402,40 +401,6 @@ def group_order(job: Job, situation: Situation) -> Reason:
     return stoppage(situation) or turn
 
 
-def waits_for_children(situation: Situation) -> Reason:
-    """Return the reason for a parent: the jobs that it waits for, as far as they were read."""
-    if situation.children is None:
-        return Reason(kind="children", text="It waits for other jobs.")
-    pending = [child for child in situation.children if child.state == "pending"]
-    more = "at least " if len(situation.children) == MOST_CHILDREN else ""
-    count = f"{more}{counted(len(pending), 'job')}"
-    refs = _refs(pending[:NAMED])
-    failed = [child for child in situation.children if child.state == "failed" and child.policy == "wait"]
-    if not pending and failed:
-        ref = ref_to(failed[0])
-        text, remedy = f"It waits for {ref}, which failed.", f"Run {command_line('retry', ref)}."
-        return Reason(kind="children", text=text, remedy=remedy, jobs=(ref,))
-    return Reason(
-        kind="children",
-        text=f"It waits for {count} to finish{f': {listed(refs, len(pending))}' if refs else ''}.",
-        remedy=f"See {command_line('why', refs[0])}." if refs else "",
-        jobs=refs,
-    )
-
-
-def waits_for_signal(job: Job) -> Reason:
-    """Return the reason for a job that waits for a signal."""
-    extras = job.extras or EMPTY_EXTRAS
-    until_ms = extras.awaits_until_ms
-    until = f", until {at_second(until_ms)} at the latest" if until_ms else ""
-    return Reason(
-        kind="signal",
-        text=f"It waits for the signal {extras.awaits!r}{until}.",
-        remedy=f"Send it with {command_line('signal', ref_to(job), extras.awaits)}.",
-        until=instant(until_ms) if until_ms else None,
-    )
-
-
 # Naming jobs
 
 
@@ -444,7 +409,8 @@ def ref_to(job: Job | DependencyRecord) -> str:
     return ref_of(job.queue, job.id)
 
 
-def _refs(jobs: Iterable[Job | DependencyRecord]) -> tuple[str, ...]:
+def refs_to(jobs: Iterable[Job | DependencyRecord]) -> tuple[str, ...]:
+    """Return jobs as ``queue/id``."""
     return tuple(map(ref_to, jobs))
 
 

@@ -33,8 +33,7 @@ _TYPED: Final = (Json, MessagePack)
 _VARIABLE: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _BY_NAME: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
 _ORDINARY: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-# The types of values that always decode to an annotation. Other values are decoded as a check when they are
-# enqueued.
+# Values of these types always decode to the annotation. Others are decoded as a check when they are enqueued.
 _FITTING: Final[Mapping[Any, frozenset[type]]] = {
     **{hint: frozenset({hint}) for hint in (str, int, bool, bytes, list, dict, type(None))},
     float: frozenset({float, int}),
@@ -253,9 +252,10 @@ def _arguments(packed: Any) -> dict[str, Any]:
 
 def _packing_struct(name: str, payload: list[Parameter]) -> type[msgspec.Struct]:
     """Return a struct that binds arguments as the function does, and leaves out missing ones. It ignores types."""
+    required = {p.name for p in payload if p.default is Parameter.empty and p.kind not in _VARIABLE}
     fields = {
         by_name: [
-            (p.name, Any) if _is_required(p) else (p.name, Any, msgspec.UNSET)
+            (p.name, Any) if p.name in required else (p.name, Any, msgspec.UNSET)
             for p in payload
             if (p.kind in _BY_NAME) is by_name
         ]
@@ -448,7 +448,3 @@ def _check_names(name: str, payload: list[Parameter]) -> None:
 def _with_hint(parameter: Parameter, hint: Any) -> Parameter:
     """Return the parameter with its annotation as a type, for messages: ``to: str`` instead of ``to: "str"``."""
     return parameter.replace(annotation=Parameter.empty if hint is Any else hint)
-
-
-def _is_required(parameter: Parameter) -> bool:
-    return parameter.default is Parameter.empty and parameter.kind not in _VARIABLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import update_wrapper
@@ -11,10 +10,8 @@ from typing import (
     Any,
     Concatenate,
     Generic,
-    Literal,
     NoReturn,
     ParamSpec,
-    TypeAlias,
     TypeVar,
     Unpack,
     cast,
@@ -35,10 +32,10 @@ from penstock.client.options import (
     placed,
     refuse_unknown,
 )
-from penstock.client.parsers import check_wait, listed
+from penstock.client.parsers import Runner, check_wait, listed
 from penstock.client.rules import Rules
 from penstock.client.signature import Signature
-from penstock.core.command import SandboxLimits, sandbox_limits
+from penstock.core.command import SandboxLimits
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue, uuid7
 from penstock.core.schedule import When
@@ -58,8 +55,6 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 C = TypeVar("C")
 R_co = TypeVar("R_co", covariant=True)
-
-Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
 
 class JobSpec(Hinting, Generic[R_co]):
@@ -414,54 +409,3 @@ def _refuse_times(given: Mapping[str, Any], task: Task[..., Any], method: str) -
             f"{name}={shown(given[name])} says when the jobs of a schedule are due, and {method} makes one job. Use "
             f"{task.name}.options({name}=...).schedule(name, ...); for one job later, options(delay=...)."
         )
-
-
-def resolve_runner(name: str, func: Callable[..., Any], requested: str) -> Runner:
-    """Return the runner of a function. Raise ``InvalidOption`` if it does not suit the function."""
-    is_async = inspect.iscoroutinefunction(func)
-    match requested:
-        case "auto":
-            return "async" if is_async else "thread"
-        case "async" if is_async:
-            return "async"
-        case "thread" if not is_async:
-            return "thread"
-        case "process" if not is_async:
-            return "process"
-        case "sandbox":
-            return "sandbox"
-        case "async" | "thread" | "process":
-            kind = "a coroutine function" if is_async else "not a coroutine function"
-            raise InvalidOption(
-                f"runner={shown(requested)} does not suit task {shown(name)}, which is {kind}. Leave it at 'auto'."
-            )
-        case _:
-            raise InvalidOption(
-                f"runner must be 'auto', 'async', 'thread', 'process' or 'sandbox', got {shown(requested)}."
-            )
-
-
-def resolve_retry_on(name: str, given: Any) -> tuple[type[BaseException], ...] | None:
-    """Return the exception classes that a task is retried on. Raise ``InvalidOption`` for other values."""
-    if given is None:
-        return None
-    classes = (
-        (given,) if isinstance(given, type) else tuple(listed("retry_on", given, of="exception classes"))
-    )
-    for cls in classes:
-        if not isinstance(cls, type) or not issubclass(cls, BaseException):
-            raise InvalidOption(
-                f"retry_on of task {shown(name)} must name exception classes, got {shown(cls)}."
-            )
-    return classes
-
-
-def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:
-    """Return the limits of a run. Raise ``InvalidOption`` if its runner cannot enforce them."""
-    for option in ("memory", "cpu_time"):
-        if given.get(option) is not None and runner != "sandbox":
-            raise InvalidOption(
-                f"{option}={shown(given[option])} cannot be enforced for task {shown(name)}: its runs share a process. "
-                "Add runner='sandbox'."
-            )
-    return sandbox_limits(memory=given.get("memory"), cpu_time=given.get("cpu_time"))

@@ -23,14 +23,14 @@ from penstock.client.causes import (
     lost_holder,
     process_of,
     ref_to,
+    refs_to,
     stopped,
     unattended,
     unknown_task,
-    waits_for_children,
-    waits_for_signal,
 )
 from penstock.client.situation import (
     MOST_CHILDREN,
+    NAMED,
     Situation,
     at_second,
     command_line,
@@ -38,11 +38,13 @@ from penstock.client.situation import (
     group_of,
     in_units,
     instant,
+    listed,
     read_pause,
     read_situation,
     start_command,
 )
 from penstock.core.command import COMMAND_TASK
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
@@ -151,9 +153,9 @@ def _waiting(job: Job, situation: Situation) -> Reason:
 def _blocked(job: Job, situation: Situation) -> Reason:
     match job.blocked_by:
         case "children":
-            return waits_for_children(situation)
+            return _waits_for_children(situation)
         case "signal":
-            return waits_for_signal(job)
+            return _waits_for_signal(job)
         case _:
             return held_by_group(job, situation) or group_order(job, situation)
 
@@ -206,3 +208,37 @@ def _after_failure(job: Job, failure: Failure | None, again: str) -> str:
     has_traceback = failure is not None and failure.traceback and job.options.task != COMMAND_TASK
     see = f"{command_line('show', ref_to(job), '--traceback')} shows the traceback. " if has_traceback else ""
     return f"{see}Fix the cause, then run {again}."
+
+
+def _waits_for_children(situation: Situation) -> Reason:
+    """Return the reason for a parent: the jobs that it waits for, as far as they were read."""
+    if situation.children is None:
+        return Reason(kind="children", text="It waits for other jobs.")
+    pending = [child for child in situation.children if child.state == "pending"]
+    more = "at least " if len(situation.children) == MOST_CHILDREN else ""
+    count = f"{more}{counted(len(pending), 'job')}"
+    refs = refs_to(pending[:NAMED])
+    failed = [child for child in situation.children if child.state == "failed" and child.policy == "wait"]
+    if not pending and failed:
+        ref = ref_to(failed[0])
+        text, remedy = f"It waits for {ref}, which failed.", f"Run {command_line('retry', ref)}."
+        return Reason(kind="children", text=text, remedy=remedy, jobs=(ref,))
+    return Reason(
+        kind="children",
+        text=f"It waits for {count} to finish{f': {listed(refs, len(pending))}' if refs else ''}.",
+        remedy=f"See {command_line('why', refs[0])}." if refs else "",
+        jobs=refs,
+    )
+
+
+def _waits_for_signal(job: Job) -> Reason:
+    """Return the reason for a job that waits for a signal."""
+    extras = job.extras or EMPTY_EXTRAS
+    until_ms = extras.awaits_until_ms
+    until = f", until {at_second(until_ms)} at the latest" if until_ms else ""
+    return Reason(
+        kind="signal",
+        text=f"It waits for the signal {extras.awaits!r}{until}.",
+        remedy=f"Send it with {command_line('signal', ref_to(job), extras.awaits)}.",
+        until=instant(until_ms) if until_ms else None,
+    )
