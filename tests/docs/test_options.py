@@ -10,8 +10,7 @@ import pytest
 
 from penstock import App
 from penstock.cli.joboptions import JOB_OPTIONS
-from penstock.client.options import DEFAULTS, JOB_POLICY, PLACEMENT, TASK
-from penstock.client.parsers import PLACEMENT_PARSERS, POLICY_PARSERS
+from penstock.client.options import DEFAULTS, JOB_POLICY, PLACEMENT, PLACEMENT_PARSERS, POLICY_PARSERS, TASK
 from penstock.core.job import Extras, NewJob, Options
 from penstock.worker.options import WorkerOptions
 

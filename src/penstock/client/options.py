@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Required, TypeAlias, Type
 
 from msgspec.structs import replace
 
+from penstock.client import parsers
 from penstock.client.codec import Serde
 from penstock.client.hints import WORKER_OPTIONS, option_hint
-from penstock.client.parsers import (
-    PLACEMENT_PARSERS,
-    POLICY_PARSERS,
-)
 from penstock.core.job import (
     EMPTY_EXTRAS,
     Conflict,
@@ -30,11 +27,11 @@ from penstock.core.job import (
     Options,
     Policy,
 )
-from penstock.core.names import uuid7
+from penstock.core.names import check_group, check_id, uuid7
 from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.schedule import When
 from penstock.core.text import shown
-from penstock.core.units import Duration, Size
+from penstock.core.units import Duration, Size, milliseconds
 from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -205,6 +202,42 @@ class BatchOptions(TaskOptions, total=False):
     batch: Required[int]
     batch_wait: Duration
 
+
+# Each option with the field of ``core.job`` that it sets, and its parser.
+
+POLICY_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "attempts": ("attempts", parsers.count(1)),
+    "max_retries": (
+        "attempts",
+        lambda name, value: parsers.whole_number(name, value, least=0, most=parsers.INT32 - 1) + 1,
+    ),
+    "backoff": ("backoff", parsers.backoff),
+    "timeout": ("timeout_ms", parsers.limit),
+    "max_stalls": ("max_stalls", parsers.count(0)),
+    "result_ttl": ("result_ttl_ms", parsers.kept),
+    "failure_ttl": ("failure_ttl_ms", parsers.kept),
+    "version": ("version", parsers.text),
+}
+PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "id": ("id", lambda name, value: check_id(value)),
+    "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
+    "run_at": ("run_at_ms", parsers.due_ms),
+    "priority": ("priority", parsers.count(-parsers.INT32)),
+    "lifo": ("lifo", parsers.flag),
+    "ttl": ("ttl_ms", parsers.limit),
+    "deadline": ("ttl_ms", parsers.deadline),
+    "on_conflict": ("conflict", parsers.conflict),
+    "dedup": ("dedup", parsers.dedup),
+    "unchecked": ("unchecked", parsers.flag),
+    "group": ("group", lambda name, value: check_group(value)),
+    "cost": ("cost", parsers.count(0)),
+    "headers": ("headers", parsers.headers),
+    "hold": ("holds", parsers.holds),
+    "after": ("after", parsers.places),
+    "after_failure": ("after_failure", parsers.policy),
+    "run_id": ("run_id", parsers.text),
+    "write_id": ("write_id", parsers.text),
+}
 
 DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
 TASK: Final = frozenset(BatchOptions.__annotations__)

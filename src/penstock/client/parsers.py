@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from penstock.core.command import SandboxLimits, sandbox_limits
 from penstock.core.job import STAGED_FROM_MS, Conflict, Dedup, Policy
-from penstock.core.names import check_consumer, check_group, check_id, check_queue
+from penstock.core.names import check_consumer, check_id, check_queue
 from penstock.core.outcome import wall_clock
 from penstock.core.retry import Backoff, parse_backoff
 from penstock.core.text import check_text, shown
@@ -22,7 +22,7 @@ from penstock.errors import InvalidOption
 
 Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
-_INT32: Final = 2**31 - 1
+INT32: Final = 2**31 - 1
 _LAST_YEAR: Final = 6429
 _MOST_HEADERS: Final = 16_384
 _CONFLICTS: Final[Mapping[str, Conflict]] = {
@@ -30,7 +30,7 @@ _CONFLICTS: Final[Mapping[str, Conflict]] = {
 }
 
 
-def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
+def whole_number(name: str, value: Any, *, least: int, most: int = INT32) -> int:
     """Return ``value`` if it is an ``int`` in the range. Raise ``InvalidOption`` otherwise."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidOption(f"{name} must be an integer from {least} to {most}, got {shown(value)}.")
@@ -65,7 +65,7 @@ def epoch_ms(name: str, value: Any) -> int:
     return max(round(value.timestamp() * 1000), 0)
 
 
-def _due_ms(name: str, value: Any) -> int:
+def due_ms(name: str, value: Any) -> int:
     """Return the due time of a job. Times beyond the last year are reserved for staged jobs."""
     at_ms = epoch_ms(name, value)
     if at_ms >= STAGED_FROM_MS:
@@ -73,11 +73,12 @@ def _due_ms(name: str, value: Any) -> int:
     return at_ms
 
 
-def _count(least: int) -> Any:
+def count(least: int) -> Any:
+    """Return a parser of integers of at least ``least``."""
     return lambda name, value: whole_number(name, value, least=least)
 
 
-def _limit(name: str, value: Any) -> int:
+def limit(name: str, value: Any) -> int:
     """Return a duration; 0 means no limit in the store, so a limit of 0 is refused."""
     if value is None:
         return 0
@@ -86,19 +87,21 @@ def _limit(name: str, value: Any) -> int:
     return limit
 
 
-def _deadline(name: str, value: Any) -> int:
+def deadline(name: str, value: Any) -> int:
     """Return the time until then, by the clock of this machine. A deadline that has passed expires immediately."""
     if not isinstance(value, datetime):
-        return _limit(name, value)
+        return limit(name, value)
     at_ms = epoch_ms(name, value)
     return max(at_ms - round(wall_clock.get()().timestamp() * 1000), 1)
 
 
-def _kept(name: str, value: Any) -> int:
+def kept(name: str, value: Any) -> int:
+    """Return how long something is kept; ``None`` means forever."""
     return MAX_MS if value is None else milliseconds(value, what=name)
 
 
-def _text(name: str, value: Any) -> str:
+def text(name: str, value: Any) -> str:
+    """Return a short text of one line."""
     if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
         raise InvalidOption(
             f"{name} must be a string of at most 200 printable characters, got {shown(value)}."
@@ -106,19 +109,22 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _flag(name: str, value: Any) -> bool:
+def flag(name: str, value: Any) -> bool:
+    """Return a flag."""
     if not isinstance(value, bool):
         raise InvalidOption(f"{name} must be True or False, got {shown(value)}.")
     return value
 
 
-def _backoff(name: str, value: Any) -> Backoff:
+def backoff(name: str, value: Any) -> Backoff:
+    """Return a policy of delays between attempts."""
     if isinstance(value, str) and value != "exponential" and value.lower().startswith("exp"):
         raise InvalidOption(f"{name}={shown(value)} is not valid. Did you mean 'exponential'?")
     return parse_backoff(value)
 
 
-def _headers(name: str, value: Any) -> dict[str, str] | None:
+def headers(name: str, value: Any) -> dict[str, str] | None:
+    """Return headers; ``None`` if there are none."""
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{name} must be a mapping of strings to strings, got {shown(value)}.")
     headers: dict[str, str] = {}
@@ -137,7 +143,8 @@ def _headers(name: str, value: Any) -> dict[str, str] | None:
     return headers or None
 
 
-def _dedup(name: str, value: Any) -> Dedup:
+def dedup(name: str, value: Any) -> Dedup:
+    """Return the rule of a dedup key."""
     if isinstance(value, str):
         return Dedup.simple(value)
     if isinstance(value, Dedup):
@@ -147,7 +154,8 @@ def _dedup(name: str, value: Any) -> Dedup:
     )
 
 
-def _holds(name: str, value: Any) -> dict[str, int] | None:
+def holds(name: str, value: Any) -> dict[str, int] | None:
+    """Return the milliseconds of each consumer; ``None`` if there are none."""
     if not isinstance(value, Mapping):
         raise InvalidOption(
             f'{name} must be a mapping of consumers to durations, such as {{"ledger": "7d"}}, got {shown(value)}.'
@@ -157,7 +165,7 @@ def _holds(name: str, value: Any) -> dict[str, int] | None:
     } or None
 
 
-def _places(name: str, value: Any) -> list[tuple[str, str]]:
+def places(name: str, value: Any) -> list[tuple[str, str]]:
     """Return queue and id of each job, which is a handle, a ``job()``, or a pair."""
     places: list[tuple[str, str]] = []
     for job in [value] if hasattr(value, "id") else listed(name, value, of="jobs"):
@@ -171,13 +179,15 @@ def _places(name: str, value: Any) -> list[tuple[str, str]]:
     return places
 
 
-def _policy(name: str, value: Any) -> Policy:
+def policy(name: str, value: Any) -> Policy:
+    """Return what the failure of a dependency does."""
     if value in ("fail", "ignore", "wait"):
         return value  # type: ignore[no-any-return]
     raise InvalidOption(f"{name} must be 'fail', 'ignore' or 'wait', got {shown(value)}.")
 
 
-def _conflict(name: str, value: Any) -> Conflict:
+def conflict(name: str, value: Any) -> Conflict:
+    """Return the rule for a known id."""
     if isinstance(value, Conflict):
         return value
     if isinstance(value, str) and value in _CONFLICTS:
@@ -185,38 +195,6 @@ def _conflict(name: str, value: Any) -> Conflict:
     raise InvalidOption(
         f"{name} must be {', '.join(map(repr, _CONFLICTS))} or a Conflict, got {shown(value)}."
     )
-
-
-POLICY_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "attempts": ("attempts", _count(1)),
-    "max_retries": ("attempts", lambda name, value: whole_number(name, value, least=0, most=_INT32 - 1) + 1),
-    "backoff": ("backoff", _backoff),
-    "timeout": ("timeout_ms", _limit),
-    "max_stalls": ("max_stalls", _count(0)),
-    "result_ttl": ("result_ttl_ms", _kept),
-    "failure_ttl": ("failure_ttl_ms", _kept),
-    "version": ("version", _text),
-}
-PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "id": ("id", lambda name, value: check_id(value)),
-    "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
-    "run_at": ("run_at_ms", _due_ms),
-    "priority": ("priority", _count(-_INT32)),
-    "lifo": ("lifo", _flag),
-    "ttl": ("ttl_ms", _limit),
-    "deadline": ("ttl_ms", _deadline),
-    "on_conflict": ("conflict", _conflict),
-    "dedup": ("dedup", _dedup),
-    "unchecked": ("unchecked", _flag),
-    "group": ("group", lambda name, value: check_group(value)),
-    "cost": ("cost", _count(0)),
-    "headers": ("headers", _headers),
-    "hold": ("holds", _holds),
-    "after": ("after", _places),
-    "after_failure": ("after_failure", _policy),
-    "run_id": ("run_id", _text),
-    "write_id": ("write_id", _text),
-}
 
 
 # Options of a task, with its name
