@@ -120,7 +120,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         self._defaults = self.with_policy(Options(), defaults)
         self._fields = placement(defaults)
         self.wait = check_wait(defaults.get("wait", DEFAULT_WAIT))
-        """How long a call waits for its result, unless its task or its options say otherwise."""
+        """The time that a call waits for its result, unless its task or its options say otherwise."""
         self._tasks: dict[str, Task[..., Any]] = {}
         AppHooks.__init__(self, max_payload=self.max_payload)
         AppSchedulers.__init__(self)

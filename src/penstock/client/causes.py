@@ -265,7 +265,7 @@ def unknown_task(job: Job, situation: Situation) -> Reason | None:
 
 
 _LATE_HEARTBEAT_MS: Final = 5_000
-"""How long a heartbeat may take to arrive. Until then, its worker seems to have started later than it did."""
+"""The time that a heartbeat may take to arrive. Until then, its worker seems to have started later than it did."""
 
 
 def _newcomer(job: Job, name: str, situation: Situation) -> Reason | None:

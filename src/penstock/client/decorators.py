@@ -1,4 +1,4 @@
-"""What ``@app.task(...)`` and ``@app.dead_letter(...)`` make of a function, and tasks that take batches.
+"""The decorators ``@app.task(...)`` and ``@app.dead_letter(...)``, and tasks that take batches.
 
 ``@app.task(batch=50, batch_wait="200ms")`` on ``async def embed(texts: list[str]) -> list[Vector]``: each job has one
 item, as in ``embed.enqueue("one text")``, and the function gets a list. Each job has its own id, retries and result.

@@ -146,7 +146,7 @@ class JobInfo:
     stalls = Field[int]("raw.stalls")
     worker = Field[str]("raw.worker")
     blocked_by = Field[str]("raw.blocked_by")
-    """What a blocked job waits for: ``group``, ``children`` or ``signal``."""
+    """The obstacle of a blocked job: ``group``, ``children`` or ``signal``."""
     group = Field[str]("_extras.group")
     """The key of the jobs that share its limits; empty if there is none."""
     cost = Field[int]("_extras.cost")
@@ -202,13 +202,13 @@ class JobInfo:
     """True if a rerun waits behind this active job."""
     enqueued_at = moment_field("raw.enqueued_at_ms")
     run_at = moment_field("raw.run_at_ms")
-    """When the job is or was due."""
+    """The time when the job is or was due."""
     claimed_at = moment_field("raw.claimed_at_ms")
     finished_at = moment_field("raw.finished_at_ms")
     expires_at = moment_field("raw.expires_at_ms")
-    """When its ttl ends."""
+    """The time when its ttl ends."""
     kept_until = moment_field("raw.kept_until_ms")
-    """When the finished job is deleted."""
+    """The time when the finished job is deleted."""
 
 
 def _readable(read: Callable[[], Any], raw: bytes) -> Any:
@@ -288,7 +288,7 @@ class Child:
     state = Field[DependencyState]("raw.state")
     """``pending``, ``completed``, ``failed``, ``cancelled`` or ``removed``."""
     policy = Field[Policy]("raw.policy")
-    """What its failure does to the waiting job."""
+    """The effect of its failure on the waiting job."""
 
     @property
     def result(self) -> Any:

@@ -106,7 +106,7 @@ class Rules:
 
     @property
     def raises(self) -> bool:
-        """Return whether a duplicate is an error for whoever enqueues it."""
+        """Return whether a duplicate is an error for its caller."""
         unique = self.given.get("unique")
         return isinstance(unique, Unique) and unique.on_conflict == "raise"
 

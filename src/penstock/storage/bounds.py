@@ -16,15 +16,15 @@ DAY_MINUTES: Final = DAY_MS // MINUTE_MS
 # Kept
 
 MEMO_KEPT_MS: Final = MINUTE_MS
-"""How long a call can be repeated with its ticket."""
+"""The time for which a call can be repeated with its ticket."""
 NEWS_KEPT_MS: Final = MINUTE_MS
-"""How long the end of a job waits for its listener."""
+"""The time for which the end of a job waits for its listener."""
 WORKERS_KEPT_MS: Final = HOUR_MS
-"""How long a worker is listed after its last heartbeat."""
+"""The time for which a worker is listed after its last heartbeat."""
 USAGE_KEPT_MS: Final = 30 * DAY_MS
-"""How long a sum of usage is kept after it last grew."""
+"""The time for which a sum of usage is kept after it last grew."""
 DAMAGED_KEPT_MS: Final = 30 * DAY_MS
-"""How long a job whose record cannot be read is kept at least."""
+"""The least time for which a job is kept whose record cannot be read."""
 LOG_LINES_KEPT: Final = 1000
 """The newest log lines of a job."""
 SIGNALS_KEPT: Final = 100
@@ -50,13 +50,13 @@ CLOCK_NEAR_MS: Final = 10
 CLOCK_APART_MS: Final = 1_000
 """The least difference between the clocks that jobs due at an instant follow."""
 CLOCK_DOUBT_MS: Final = 15 * MINUTE_MS
-"""How long a jump of the clock is not proven."""
+"""The time until a jump of the clock is proven."""
 CLOCK_LAG_KEPT_MS: Final = 30 * DAY_MS
-"""How long deletion lags behind after a jump that proved wrong."""
+"""The time for which deletion lags behind after a jump that proved wrong."""
 CLOCK_SET_BACK_MS: Final = MINUTE_MS
 """A correction backwards of this size or more has the slots of schedulers computed again."""
 CLOCK_RECHECK_MS: Final = 10 * MINUTE_MS
-"""How long they are computed again."""
+"""The time for which they are computed again."""
 CLOCK_SLOWLY: Final = 100
 """Queue time runs at most one part in this number faster or slower than the clock."""
 

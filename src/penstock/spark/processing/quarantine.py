@@ -78,7 +78,7 @@ class Quarantine:
                 writer.saveAsTable(self._name)
 
     def _read(self, schema: StructType | None = None) -> DataFrame | None:
-        """Return the rows; ``None`` if there is no quarantine yet. JSON lines have the types of ``schema``."""
+        """Return the rows; ``None`` if the quarantine does not exist yet. JSON lines have the types of ``schema``."""
         if self._delta is not None:
             columns = self._delta.schema()
             return None if columns is None else self._delta.read(columns)

@@ -129,7 +129,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     expected: Expected | None = None
     quarantine: str | PurePath | None = None
     since: str | int | None = None
-    # Whether the tables are parts of a larger input, like the batches of a stream.
+    # The tables are parts of a larger input, like the batches of a stream.
     is_part: bool = False
 
     def carry_out(self, df: DataFrame, workers: RunWorkers | None = None) -> Processed:
