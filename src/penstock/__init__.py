@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.client.rules import Unique as Unique
     from penstock.client.schedules import SchedulerInfo as SchedulerInfo
     from penstock.client.search import SearchPage as SearchPage
+    from penstock.client.steps import StepInfo as StepInfo
     from penstock.client.subscription import Subscription as Subscription
     from penstock.client.task import (
         Dispatch as Dispatch,
@@ -77,6 +78,7 @@ _NAMES = {
     "penstock.client.rules": "Unique",
     "penstock.client.schedules": "SchedulerInfo",
     "penstock.client.search": "SearchPage",
+    "penstock.client.steps": "StepInfo",
     "penstock.client.subscription": "Subscription",
     "penstock.client.task": "Dispatch FunctionTask JobSpec Task",
     "penstock.core.event": "Event",
@@ -91,9 +93,9 @@ _NAMES = {
         "FleetFailed InvalidInput InvalidName InvalidOption JobCancelled JobError JobExists JobExpired "
         "JobFailed JobNotFound LeaseLost MemoryLimitExceeded NotReplicated OutputBusy OutputLost "
         "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
-        "SerializationError Snooze StorageDamaged StorageError StorageFull StorageReadOnly StorageRefused "
-        "StorageReplaced StorageUnavailable StorageVersion Suspend TooManyFailures UnknownTask "
-        "Unrecoverable WaitForChildren"
+        "SerializationError Snooze StepError StepFailed StorageDamaged StorageError StorageFull "
+        "StorageReadOnly StorageRefused StorageReplaced StorageUnavailable StorageVersion Suspend Suspension "
+        "TooManyFailures UnknownTask Unrecoverable WaitForChildren"
     ),
     "penstock.storage.sqlite.backup": "backup restore",
     "penstock.worker.context": "JobContext current_job",

@@ -41,6 +41,8 @@
     ├── FleetFailed                       the workers on Spark's executors could not start, or gave up
     └── Directive                           raised *by handlers* to decide how the job goes on
         ├── Unrecoverable                 fail now, even if attempts are left
+        │   ├── StepFailed                a durable step failed for good
+        │   └── StepError                 the steps of a handler cannot be recorded or replayed
         ├── Retry                         count a failure, and run again at a given time
         ├── Snooze                        run again later; not counted
         ├── Suspend                       run again when a signal arrives; not counted
@@ -277,6 +279,37 @@ class Unrecoverable(Directive):
         super().__init__(*args)
         if args and isinstance(args[0], BaseException):
             self.__cause__ = args[0]
+
+
+class StepFailed(Unrecoverable):
+    """A durable step failed for good: it has used up its attempts. Handlers may catch it.
+
+    ``step`` is the name of the step, ``error_type`` the class name of its last error, ``failures`` the number of
+    failed attempts. A later run of the job raises the same again, without running the step.
+    """
+
+    def __init__(self, message: str, *, step: str, error_type: str = "", failures: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
+        self.error_type = error_type
+        self.failures = failures
+
+
+class StepError(Unrecoverable):
+    """A durable step that cannot be recorded or replayed: a name that is used twice, arguments that differ from those
+    that were recorded, or a result that is too large. The message names the remedy."""
+
+
+class Suspension(BaseException):
+    """Ends a run that waits in ``context.sleep``, ``context.wait_for`` or for the next attempt of a step.
+
+    The job runs again later. Not an ``Exception``, so that ``except Exception`` does not catch it. ``directive`` is
+    what a handler would raise for the same effect.
+    """
+
+    def __init__(self, directive: Snooze | Suspend) -> None:
+        super().__init__("the job waits, and its run has ended")
+        self.directive = directive
 
 
 _INSTEAD_OF: Final = {

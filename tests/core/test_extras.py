@@ -22,6 +22,7 @@ LOOSE: dict[str, Any] = {
     "kept": 1,
     "staged_delay_ms": 1,
     "unknown_run": 1,
+    "has_steps": True,
 }
 LINKS: dict[str, Any] = {
     "group": "g",

@@ -68,7 +68,7 @@ def test_every_event_about_a_job_s_state_is_in_the_table() -> None:
     told = {row.event for row in TRANSITIONS} - {None}
     about_queues = {EventType.PAUSED, EventType.RESUMED, EventType.CONFIGURED, EventType.OBLITERATED}
 
-    assert set(EventType) - told == about_queues | {EventType.PROGRESSED, EventType.USED}
+    assert set(EventType) - told == about_queues | {EventType.PROGRESSED, EventType.RECORDED, EventType.USED}
 
 
 def test_sources_are_the_states_a_verb_may_start_from() -> None:

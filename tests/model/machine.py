@@ -19,6 +19,7 @@ from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Conflict, Dependency, Extras, Job, Lease, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
+from penstock.core.step import NewStep
 from penstock.errors import JobNotFound, StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import (
@@ -363,6 +364,26 @@ class Machine(RuleBasedStateMachine):
             for id, token in data.draw(self.some_leases())
         ]
         self.same(self.storage.report(self.queue, reports), lambda: self.model.report(reports))
+
+    @claimed_before
+    @rule(data=st.data(), lease_ms=st.just(0) | draw.units(1, 2))
+    def record_steps(self, data: st.DataObject, lease_ms: int) -> None:
+        held = data.draw(self.some_leases())
+        steps = [
+            NewStep(id, token, *data.draw(draw.steps), delay_ms=data.draw(draw.units(0, 2)))
+            for id, token in held
+        ]
+        self.same(
+            self.storage.record_steps(self.queue, steps, lease_ms=lease_ms),
+            lambda: self.model.record_steps(steps, lease_ms),
+        )
+
+    @rule(data=st.data(), name=st.sampled_from(draw.STEPS), reset=st.booleans())
+    def read_or_reset_steps(self, data: st.DataObject, name: str, reset: bool) -> None:
+        id = data.draw(self.known_ids())
+        self.same(self.storage.steps(self.queue, id), lambda: self.model.steps(id))
+        if reset:
+            self.same(self.storage.reset_step(self.queue, id, name), lambda: self.model.reset_step(id, name))
 
     @rule(count=st.integers(1, 3), then=st.sampled_from(["sweep", "sweep", ""]))
     def let_time_pass(self, count: int, then: str) -> None:

@@ -225,6 +225,7 @@ class Model(Clockwork):
         record.failures = record.stalls = record.finished_at = record.kept_until = record.token = 0
         record.failure = record.result = record.settled_as = None
         record.cancelling = False
+        self._forgive(record)
         record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
         self.look_again(record)
         self._enter_waiting(record)

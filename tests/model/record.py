@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.core.job import STAGED_FROM_MS, Extras, Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
+from penstock.core.step import TRAVELLING_RESULT, Step
 from penstock.storage.values import Finished
 
 __all__ = [
@@ -102,6 +105,13 @@ class Record:
     slot_hold: int = 0
     wall_at: int = 0
     wall_run_at: int = 0
+    steps: dict[str, Step] = field(default_factory=dict)
+
+    @property
+    def recorded(self) -> list[Step]:
+        """The steps in their order, without large results."""
+        ordered = sorted(self.steps.values(), key=lambda step: step.number)
+        return [replace(step, result=None) if step.size > TRAVELLING_RESULT else step for step in ordered]
 
     @property
     def follows_the_clock(self) -> bool:
@@ -198,4 +208,5 @@ def lease_of(record: Record) -> Lease:
         run_id=record.run_id,
         extras=record.extras,
         signal=record.signal,
+        steps=tuple(record.recorded) or None,
     )

@@ -15,6 +15,7 @@ from penstock.core.flow import DependencyRecord
 from penstock.core.job import EMPTY_EXTRAS, STAGED_FROM_MS, Extras, Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
+from penstock.core.step import Step
 from penstock.storage.values import (
     Claimed,
     Finished,
@@ -116,6 +117,10 @@ def _seen(value: Any, start_ms: int) -> Any:
             times = ("enqueued_at_ms", "claimed_at_ms", "expires_at_ms")
             changed: dict[str, Any] = {name: _unit(getattr(value, name), start_ms) for name in times}
             changed["extras"] = _extras(value.extras, start_ms)
+            changed["steps"] = value.steps and tuple(_seen(list(value.steps), start_ms))
+            return msgspec.structs.replace(value, **changed)
+        case Step():
+            changed = {name: _unit(getattr(value, name), start_ms) for name in ("at_ms", "until_ms")}
             return msgspec.structs.replace(value, **changed)
         case Claimed():
             leases = _seen(value.leases, start_ms)

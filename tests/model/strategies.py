@@ -8,7 +8,7 @@ in the model, whose clock counts calls.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from hypothesis import strategies as st
@@ -243,4 +243,21 @@ changes = st.builds(
 
 settings = st.builds(
     QueueSettings, keep_completed=st.sampled_from([None, 0, 1]), keep_failed=st.sampled_from([None, 0, 1])
+)
+
+STEPS = ("load", "charge[1]")
+STATUSES: Final[tuple[Any, ...]] = (
+    "completed",
+    "completed",
+    "failed",
+    "retrying",
+    "waiting",
+    "started",
+    "unused",
+)
+steps: st.SearchStrategy[tuple[str, Any, bytes, bytes]] = st.tuples(
+    st.sampled_from(STEPS),
+    st.sampled_from(STATUSES),
+    st.sampled_from([b"", b"digest"]),
+    st.sampled_from([b"", b"1", b"x" * 2000]),
 )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from penstock.core.job import EMPTY_EXTRAS, Extras
 from penstock.core.lifecycle import OPEN, EventType, SignalAnswer, State
 from tests.model.record import Record
-from tests.model.steps import Steps
+from tests.model.stepping import Stepping
 
 __all__ = ["Suspending"]
 
@@ -17,7 +17,7 @@ S, E = State, EventType
 _MOST_KEPT = 100
 
 
-class Suspending(Steps):
+class Suspending(Stepping):
     """What a job that goes on later does, and what wakes it."""
 
     def signal(self, id: str, name: str, data: bytes) -> SignalAnswer:

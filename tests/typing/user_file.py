@@ -163,6 +163,25 @@ async def wrong_options() -> None:
 # Direct calls
 
 
+async def pay(order: Order, tip: float = 0) -> str:
+    return f"{order.number}: {tip}"
+
+
+async def durable_steps(context: JobContext) -> None:
+    assert_type(await context.step("charge", pay, Order(1, 2.5), attempts=8, backoff="10s"), str)
+    assert_type(await context.step("charge", pay, Order(1, 2.5), 1.5, key=7), str)
+    assert_type(await context.step("report", report, context, "may"), list[str])
+    assert_type(context.sync.step("report", report, context, "may"), list[str])
+    assert_type(await context.wait_for("approved", timeout="1d", type=Order), Order)
+    assert_type(context.step_key, str)
+    await context.sleep("3d")
+    await context.step("charge", pay, "order")  # wrong: not an order
+    await context.step("charge", pay)  # wrong: the order is missing
+    await context.step("charge", pay, Order(1, 2.5), tries=3)  # wrong: no such option
+    await context.step("charge", pay, Order(1, 2.5), on_divergence="ignore")  # wrong: not a choice
+    context.sync.step("report", report, context, 5)  # wrong: not a month
+
+
 async def direct_calls(context: JobContext) -> None:
     assert_type(await send("ada"), int)
     coroutine = send("ada")

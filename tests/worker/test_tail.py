@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from penstock.errors import StorageError
-from penstock.worker.context import JobContext, JobUpdate, Receipt
+from penstock.worker.context import JobContext
+from penstock.worker.reporter import JobUpdate, Receipt
 from penstock.worker.runners.command import LogTail
 
 

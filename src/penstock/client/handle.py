@@ -16,6 +16,7 @@ from penstock.client.info import Child, Field, JobInfo, add_children, read_child
 from penstock.client.job_verbs import JobVerbs
 from penstock.client.parsers import whole_number
 from penstock.client.situation import counted, live_workers
+from penstock.client.steps import JobSteps
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import (
@@ -49,7 +50,7 @@ _OF_GET: Final = {
 }
 
 
-class JobHandle(JobVerbs, Hinting, Generic[R]):
+class JobHandle(JobVerbs, JobSteps, Hinting, Generic[R]):
     """A handle of one job, by its id. Any event loop may use it.
 
     ``status`` and ``state`` are the answer of the enqueue; for a handle of a known id both are ``None``.

@@ -30,6 +30,7 @@ from penstock.client.options import (
 )
 from penstock.client.parsers import listed, whole_number
 from penstock.client.schedules import QueueSchedulers, SchedulerInfo
+from penstock.client.steps import QueueSteps
 from penstock.client.task import JobSpec
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_id, check_task, check_worker, uuid7
@@ -133,7 +134,7 @@ _OPTIONS: Final = JOB_POLICY | PLACEMENT
 _MAX_CLAIM: Final = 10_000
 
 
-class Queue(Hinting, QueueAdmin, QueueSchedulers):
+class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
     """A queue. ``app.queue(name)`` makes it, on any event loop; the queue itself needs no creation."""
 
     hints_for = "queue"

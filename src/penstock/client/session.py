@@ -18,8 +18,10 @@ from urllib.parse import parse_qs, quote, unquote
 from penstock.client.hints import FOREIGN_STORES
 from penstock.client.waiter import Waiter
 from penstock.core.job import Enqueued, NewJob
+from penstock.core.lifecycle import StepAnswer
 from penstock.core.names import uuid7
 from penstock.core.outcome import Complete
+from penstock.core.step import NewStep
 from penstock.core.text import get_logger, shown, split_url, visible_in_line, without_password
 from penstock.errors import InvalidOption, StorageError
 from penstock.storage.coalesce import Coalescer
@@ -41,6 +43,7 @@ class Session:
         "_enqueues",
         "_extends",
         "_settles",
+        "_steps",
         "_sweeps_due",
         "_waiters",
         "enqueue_chain",
@@ -58,6 +61,7 @@ class Session:
         self._enqueues: dict[str, Callable[[NewJob], Awaitable[Enqueued]]] = {}
         self._settles: dict[str, Coalescer[Settlement, Settled]] = {}
         self._extends: dict[tuple[str, str, int], Coalescer[Held, Extended]] = {}
+        self._steps: dict[tuple[str, int], Coalescer[NewStep, StepAnswer]] = {}
         self._waiters: dict[str, Waiter] = {}
         self._sweeps_due: dict[str, float] = {}
 
@@ -113,6 +117,17 @@ class Session:
             )
         return await extends.call(held)
 
+    async def record_step(self, queue: str, step: NewStep, *, lease_ms: int) -> StepAnswer:
+        """Record a step of a running job, together with those of other jobs of this queue."""
+        key = (queue, lease_ms)
+        steps = self._steps.get(key)
+        if steps is None:
+            record = self.storage.record_steps
+            steps = self._steps[key] = Coalescer(
+                lambda pending: record(queue, pending, lease_ms=lease_ms), size=_weight_of_step
+            )
+        return await steps.call(step)
+
     def waiter(self, queue: str) -> Waiter:
         """Return the waiter for the jobs of this queue."""
         waiter = self._waiters.get(queue)
@@ -143,6 +158,10 @@ def _weight_of_job(job: NewJob) -> int:
 def _weight_of_settlement(settlement: Settlement) -> int:
     outcome = settlement.outcome
     return _SMALL + len(outcome.result) if isinstance(outcome, Complete) else _SMALL
+
+
+def _weight_of_step(step: NewStep) -> int:
+    return len(step.result) + _SMALL
 
 
 def _worker_name() -> str:

@@ -25,6 +25,7 @@ from penstock.client.options import DispatchOptions, JobOptions
 from penstock.client.queue import Queue
 from penstock.client.schedules import QueueSchedulers, SchedulerInfo
 from penstock.client.search import Searching
+from penstock.client.steps import QueueSteps
 from penstock.client.subscription import Subscription, SubscriptionOptions
 from penstock.client.task import Dispatch, JobSpec
 from penstock.core.job import EnqueueStatus
@@ -67,6 +68,8 @@ class SyncJobHandle(Hinting, Face[JobHandle[R]], Generic[R]):
     promote = as_sync(JobHandle.promote)
     remove = as_sync(JobHandle.remove)
     signal = as_sync(JobHandle.signal)
+    steps = as_sync(JobHandle.steps)
+    reset_step = as_sync(JobHandle.reset_step)
     keep_result = as_sync(JobHandle.keep_result)
     children = as_sync(JobHandle.children)
     add_children = as_sync(JobHandle.add_children, sync_handles)
@@ -217,6 +220,8 @@ class SyncQueue(Hinting, Face[Queue]):
     remove = as_sync(QueueAdmin.remove)
     end_leases = as_sync(QueueAdmin.end_leases)
     signal = as_sync(QueueAdmin.signal)
+    steps = as_sync(QueueSteps.steps)
+    reset_step = as_sync(QueueSteps.reset_step)
     change = as_sync(QueueAdmin.change)
     dedup = as_sync(QueueAdmin.dedup)
     clear_dedup = as_sync(QueueAdmin.clear_dedup)

@@ -16,6 +16,7 @@ from penstock.core.lifecycle import State
 from penstock.core.names import check_dedup_key
 from penstock.core.outcome import Failure
 from penstock.core.retry import Backoff, Exponential
+from penstock.core.step import Step
 from penstock.core.text import shown
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
@@ -52,6 +53,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     "passes": "pr",
     "staged_delay_ms": "sd",
     "unknown_run": "ur",
+    "has_steps": "sp",
 }):  # fmt: skip
     """The fields that few jobs have: a group, a cost, headers, and links to other jobs.
 
@@ -62,7 +64,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     ``scheduler`` and ``slot_ms`` are its origin, ``stage`` the stage at which it continues. Suspensions use
     ``awaits`` (a signal, until ``awaits_until_ms``; 0: no timeout), ``received``, ``timed_out`` and ``kept`` (the
     number of signals that came early). ``staged_delay_ms`` counts from the release of a staged job (see
-    ``staged_at_ms``). ``unknown_run`` is the last run whose worker did not know the task.
+    ``staged_at_ms``). ``unknown_run`` is the last run whose worker did not know the task. ``has_steps``: steps of
+    the job are recorded beside it.
 
     Links: ``dedup`` is the key that the job's end frees. ``repeats``: its scheduler waits for its end. ``holds``
     are the consumers that keep the finished job, with the milliseconds after its end. ``flow`` is the flow that the
@@ -96,6 +99,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     passes: str = ""
     staged_delay_ms: int = 0
     unknown_run: int = 0
+    has_steps: bool = False
 
     @property
     def binds(self) -> bool:
@@ -293,7 +297,8 @@ class Lease(msgspec.Struct, frozen=True):
     """A leased job. Only the holder of ``token`` can settle it.
 
     ``run`` counts from 1. ``cancelling``: the run should stop as soon as it can. ``signal`` is the data of the
-    signal that ended the last suspension (``extras.received`` is its name).
+    signal that ended the last suspension (``extras.received`` is its name). ``steps`` are the recorded steps in their
+    order; ``None`` if there are none, or too many to travel with the lease (``extras.has_steps``).
     """
 
     id: str
@@ -312,6 +317,7 @@ class Lease(msgspec.Struct, frozen=True):
     run_id: str = ""
     extras: Extras | None = None
     signal: bytes | None = None
+    steps: tuple[Step, ...] | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

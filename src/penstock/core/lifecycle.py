@@ -50,6 +50,7 @@ class EventType(StrEnum):
     CHANGED = "changed"
     REMOVED = "removed"
     PROGRESSED = "progressed"
+    RECORDED = "recorded"
     USED = "used"
     PAUSED = "paused"
     RESUMED = "resumed"
@@ -77,6 +78,8 @@ AttachAnswer = Literal["attached", "ended", "not_found"]
 RemoveAnswer = Literal["removed", "active", "not_found"]
 UnchangedAnswer = Literal["removed", "changed", "held", "not_found"]
 SchedulerAnswer = Literal["created", "updated", "unchanged"]
+StepAnswer = Literal["recorded", "known", "lost"]
+ResetAnswer = Literal["reset", "active", "unknown_step", "not_found"]
 SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
 HoldAnswer = Literal["held", "not_found"]
 ReleaseAnswer = Literal["released", "not_held", "not_found"]

@@ -140,6 +140,27 @@ def check_stage(value: str | None) -> str | None:
     raise _refused("stage", value, _ID_RULE)
 
 
+def check_step(value: str) -> str:
+    """Return ``value`` if it is a valid name of a durable step."""
+    if type(value) is str and _task(value):
+        return value
+    return _checked("step name", value, _task, _TASK_RULE)
+
+
+def step_name(name: str, key: str | int | None) -> str:
+    """Return the name of a step in its job. Raise ``InvalidName`` or ``InvalidOption``."""
+    check_step(name)
+    if key is None:
+        return name
+    whole = f"{name}[{key}]"
+    if type(key) not in (str, int) or key == "" or not whole.isprintable() or len(whole) > _LONGEST:
+        raise InvalidOption(
+            f"key={shown(key)} is not allowed for a step: use an integer or a printable text. Name and key may have "
+            f"{_LONGEST - 2} characters together."
+        )
+    return whole
+
+
 def check_consumer(value: str) -> str:
     """Return ``value`` if it is a valid name of a reader of the event log."""
     return _checked("consumer name", value, _worker, _WORKER_RULE)

@@ -27,6 +27,7 @@ from penstock.errors import (
     RateLimited,
     Retry,
     SandboxError,
+    StepFailed,
     Unrecoverable,
     WaitForChildren,
 )
@@ -189,19 +190,23 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
                 return Await()
             case Unrecoverable() | Undecodable():
                 return Fail(failure_of(error), final=True)
-            case Retry():
-                explicit_ms = _delay_ms(error.delay, error.at)
             case _:
-                # Clients of rate-limited services often know when to come back, and set it on their
-                # exception.
-                at = getattr(error, "retry_at", None)
-                explicit_ms = _delay_ms(None, at) if isinstance(at, datetime) else None
+                explicit_ms = retry_delay_ms(error)
         retry_in_ms = _backoff_ms(error, lease, backoffs) if explicit_ms is None else explicit_ms
         return Fail(failure_of(error), retry_in_ms=retry_in_ms, final=discarded)
     except Exception as broken:
         # A failing backoff function or delay must not cost the job its retries. Report both errors.
         note = f" (and its backoff failed: {message_of(broken)})"
         return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS, final=discarded)
+
+
+def retry_delay_ms(error: BaseException) -> int | None:
+    """Return the delay that an error asks for; ``None`` if it leaves that to the backoff."""
+    if isinstance(error, Retry):
+        return _delay_ms(error.delay, error.at)
+    # Clients of rate-limited services often know when to come back, and set it on their exception.
+    at = getattr(error, "retry_at", None)
+    return _delay_ms(None, at) if isinstance(at, datetime) else None
 
 
 def undecided(error: BaseException, broken: BaseException) -> Fail:
@@ -298,6 +303,8 @@ def failure_of(error: BaseException, *, note: str = "") -> Failure:
 def kind_and_message(error: BaseException) -> tuple[str, str]:
     """Return the class name and message to store. A verdict that wraps an error gets the class of that error."""
     # A user's own class is as informative as the error that it wraps.
+    if isinstance(error, StepFailed) and error.error_type:
+        return error.error_type, message_of(error)
     is_ours = type(error) in (Unrecoverable, Retry)
     wrapped = error.wrapped if is_ours and isinstance(error, Directive) else None
     if wrapped is None:

@@ -34,6 +34,7 @@ from penstock.core.lifecycle import (
 )
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.storage.metrics import Minute
+from penstock.storage.steps import StepVerbs
 from penstock.storage.values import (
     Budget,
     Bulk,
@@ -86,7 +87,7 @@ class VerbsOnIds(Protocol):
         return await self.on_ids(queue, "remove", ids, RemoveAnswer)
 
 
-class Storage(VerbsOnIds, Protocol):
+class Storage(VerbsOnIds, StepVerbs, Protocol):
     """One namespace of one store. ``penstock.storage.open_storage(url)`` makes it.
 
     A storage belongs to the event loop that opened it. Its methods raise ``StorageError`` and subclasses.

@@ -19,8 +19,8 @@ from penstock.storage.coalesce import Coalescer
 from penstock.storage.values import Held, Settlement
 from penstock.testing.drain import ManualClock
 from penstock.testing.record import Ran, RunOutcome, Stub, arguments_of
-from penstock.worker.context import Reporter
 from penstock.worker.events import event_name
+from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
 from penstock.worker.session import make_executor, make_handlers
 from penstock.worker.slots import ServedQueue

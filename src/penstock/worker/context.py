@@ -1,21 +1,14 @@
 """The job context: what a handler knows about its job and reports while it runs.
 
 A parameter annotated with ``JobContext`` receives it; ``current_job()`` finds it from anywhere below the handler, in
-threads and in process runners too. The reporter gathers what handlers report and sends it in batches.
+threads and in process runners too.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import threading
-from collections import Counter
-from collections.abc import Generator, Iterable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, overload
 
 from penstock.client.claim import LeasedJob, encode_progress
 from penstock.client.info import Child, add_children, read_children
@@ -23,12 +16,17 @@ from penstock.client.loopthread import Face, as_sync
 from penstock.client.sync import sync_handles
 from penstock.core.job import Lease, Policy
 from penstock.core.limits import amounts as in_millionths
-from penstock.core.names import ref_of
+from penstock.core.names import ref_of, step_name
+from penstock.core.retry import Backoff, BackoffFunction
+from penstock.core.step import NewStep
 from penstock.core.text import get_logger, shown, text_of
-from penstock.errors import LeaseLost, StorageError
-from penstock.storage.contract import Storage
-from penstock.storage.values import Report
+from penstock.core.units import Duration, milliseconds
+from penstock.errors import Suspension
+from penstock.worker.reporter import JobUpdate, Receipt
 from penstock.worker.run import Run
+from penstock.worker.stepcall import OnDivergence, step_policy, timeout_of, wait_name
+from penstock.worker.steprecords import step_key
+from penstock.worker.steps import JobSteps
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = get_logger("penstock.worker")
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 current_run: Final[ContextVar[Run]] = ContextVar("penstock_run")
 _current_context: Final[ContextVar[JobContext]] = ContextVar("penstock_context")
@@ -52,6 +52,12 @@ class ContextLink(Protocol):
 
     @property
     def cancelled(self) -> bool: ...
+
+    @property
+    def lease_ms(self) -> int: ...
+
+    @property
+    def claimed_at(self) -> float: ...
 
     def discard(self) -> None: ...
 
@@ -81,6 +87,16 @@ class RunLink:
         self._run.saw_abort = True
         return True
 
+    @property
+    def lease_ms(self) -> int:
+        """Return how long a lease is extended when a step is recorded."""
+        return self._run.served.lease_ms
+
+    @property
+    def claimed_at(self) -> float:
+        """Return the monotonic time at which the lease arrived."""
+        return self._run.claimed_at
+
     def discard(self) -> None:
         self._run.discarded = True
 
@@ -102,11 +118,12 @@ class JobContext(LeasedJob):
     """
 
     __penstock_context__ = True
-    __slots__ = ("_lease", "_link", "queue")
+    __slots__ = ("_lease", "_link", "_steps", "queue")
 
     def __init__(self, lease: Lease, queue: str, link: ContextLink) -> None:
         self._lease = lease
         self._link = link
+        self._steps: JobSteps | None = None
         self.queue = queue
 
     def __repr__(self) -> str:
@@ -168,9 +185,112 @@ class JobContext(LeasedJob):
         """Return the jobs that this one waited for, in the order added, with state, result or failure."""
         return await read_children(self._source, self.id)
 
+    @overload
+    async def step(
+        self, name: str, function: Callable[[*Ts], Awaitable[T]], /, *args: *Ts,
+        key: str | int | None = None, attempts: int | None = None,
+        backoff: Backoff | Duration | BackoffFunction | None = None, timeout: Duration | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+        on_divergence: OnDivergence = "fail",
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, function: Callable[[*Ts], T], /, *args: *Ts,
+        key: str | int | None = None, attempts: int | None = None,
+        backoff: Backoff | Duration | BackoffFunction | None = None, timeout: Duration | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+        on_divergence: OnDivergence = "fail",
+    ) -> T: ...  # fmt: skip
+    async def step(
+        self,
+        name: str,
+        function: Callable[[*Ts], Any],
+        /,
+        *args: *Ts,
+        key: str | int | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | Duration | BackoffFunction | None = None,
+        timeout: Duration | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+        on_divergence: OnDivergence = "fail",
+    ) -> Any:
+        """Call ``function(*args)`` once for this job: record the result, and return the record in every later run.
+
+        The step is known by its name, in a loop also by its ``key``. A function that is not async runs in a thread.
+        It is tried up to ``attempts`` times, with ``backoff`` in between; both default to those of the job, and no
+        attempt of the job is used up. Then raise ``StepFailed``, in every run. An attempt is stopped after
+        ``timeout``. ``on_divergence``: what to do if the arguments differ from those that were recorded.
+
+        The result is what a later run will read: encoded and decoded, to the type that the function is annotated
+        with. Raise ``StepError`` if it cannot be recorded, or if the name is used twice in a run.
+        """
+        policy = step_policy(
+            attempts=attempts,
+            backoff=backoff,
+            timeout=timeout,
+            retry_on=retry_on,
+            on_divergence=on_divergence,
+        )
+        return await self.steps.step(step_name(name, key), function, args, policy)
+
+    async def sleep(self, delay: Duration, *, name: str = "sleep", key: str | int | None = None) -> None:
+        """Wait for ``delay`` without a worker: the run ends, and a later run goes on after this line.
+
+        A second sleep of a job needs a ``name`` or a ``key`` of its own.
+        """
+        await self.steps.sleep(step_name(name, key), milliseconds(delay))
+
+    @overload
+    async def wait_for(
+        self, signal: str, *, timeout: Duration | None = None, key: str | int | None = None
+    ) -> Any: ...
+    @overload
+    async def wait_for(
+        self, signal: str, *, timeout: Duration | None = None, key: str | int | None = None, type: type[T]
+    ) -> T: ...
+    async def wait_for(
+        self,
+        signal: str,
+        *,
+        timeout: Duration | None = None,
+        key: str | int | None = None,
+        type: Any = Any,
+    ) -> Any:
+        """Wait for a signal without a worker and return its data, decoded to ``type``.
+
+        Raise ``TimeoutError`` if it does not come within ``timeout``. Give a ``key`` to wait for a signal again.
+        """
+        return await self.steps.wait_for(wait_name(signal, key), signal, timeout_of(timeout), type)
+
+    @property
+    def step_key(self) -> str:
+        """Return an idempotency key for the step that is running: the same in every attempt and run of this job.
+
+        Pass it to the service that the step calls: the step may have run before without being recorded. Raise
+        ``LookupError`` outside a step.
+        """
+        return step_key(self._lease, self.queue)
+
+    @property
+    def steps(self) -> JobSteps:
+        """Return the steps of this run. For runners."""
+        if self._steps is None:
+            self._steps = JobSteps(self._lease, self.queue, self._link)
+        return self._steps
+
+    @property
+    def suspension(self) -> Suspension | None:
+        """Return the suspension that has ended this run, whatever its handler made of it. For runners."""
+        return None if self._steps is None else self._steps.suspension
+
+    def unused_steps(self) -> list[NewStep]:
+        """Return the recorded steps that the handler has not asked for. For runners."""
+        return [] if self._steps is None else self._steps.unused()
+
     @property
     def sync(self) -> SyncJobContext:
-        """Return ``add_children`` and ``children`` for handlers in threads and processes."""
+        """Return ``step``, ``sleep``, ``wait_for``, ``add_children`` and ``children`` for handlers in threads and
+        processes."""
         return SyncJobContext(self)
 
     @property
@@ -194,6 +314,48 @@ class SyncJobContext(Face[JobContext]):
     add_children = as_sync(JobContext.add_children, sync_handles)
     children = as_sync(JobContext.children)
 
+    def step(
+        self,
+        name: str,
+        function: Callable[[*Ts], T],
+        /,
+        *args: *Ts,
+        key: str | int | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | Duration | BackoffFunction | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+        on_divergence: OnDivergence = "fail",
+    ) -> T:
+        """Call ``function(*args)`` in this thread, once for this job. The rest is as for ``JobContext.step``."""
+        policy = step_policy(
+            attempts=attempts, backoff=backoff, timeout=None, retry_on=retry_on, on_divergence=on_divergence
+        )
+        result: T = self._target.steps.step_sync(step_name(name, key), function, args, policy)
+        return result
+
+    def sleep(self, delay: Duration, *, name: str = "sleep", key: str | int | None = None) -> None:
+        """Wait for ``delay`` without a worker: the run ends, and a later run goes on after this line."""
+        self._target.steps.sleep_sync(step_name(name, key), milliseconds(delay))
+
+    @overload
+    def wait_for(
+        self, signal: str, *, timeout: Duration | None = None, key: str | int | None = None
+    ) -> Any: ...
+    @overload
+    def wait_for(
+        self, signal: str, *, timeout: Duration | None = None, key: str | int | None = None, type: type[T]
+    ) -> T: ...
+    def wait_for(
+        self,
+        signal: str,
+        *,
+        timeout: Duration | None = None,
+        key: str | int | None = None,
+        type: Any = Any,
+    ) -> Any:
+        """Wait for a signal without a worker and return its data. Raise ``TimeoutError``."""
+        return self._target.steps.wait_for_sync(wait_name(signal, key), signal, timeout_of(timeout), type)
+
 
 def context_of(run: Run) -> JobContext:
     """Return the context of ``run``. It is created on first use: most handlers need none."""
@@ -216,177 +378,3 @@ def current_job() -> JobContext:
 def use_context(context: JobContext) -> None:
     """Make ``context`` the current one of this process, in a child of a process runner."""
     _current_context.set(context)
-
-
-class JobUpdate(msgspec.Struct, frozen=True, tag=True):
-    """An update from a handler: progress as JSON, a log line, a new payload, usage in millionths.
-
-    ``log_skipped`` is the number of lines before the log line that are left out.
-    """
-
-    progress: bytes | None = None
-    log: str | None = None
-    payload: bytes | None = None
-    usage: dict[str, int] | None = None
-    log_skipped: int = 0
-
-
-class Receipt:
-    """Await this to wait until the store has the update. Not awaiting it is fine, too."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: Future[None] | None = None) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if self._future is not None:
-            answer = asyncio.wrap_future(self._future)
-            # The reporter has logged a refusal, so an abandoned await need not report it.
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # Shielded, because cancelling the handler must not withdraw the report.
-            yield from asyncio.shield(answer).__await__()
-
-
-class _Entry(NamedTuple):
-    run: Run
-    report: Report
-    future: Future[None]
-
-
-class Reporter:
-    """Takes reports from any thread; sends them from the worker's loop, one call per queue at a time."""
-
-    def __init__(self, storage: Storage, loop: asyncio.AbstractEventLoop) -> None:
-        self._storage = storage
-        self._loop = loop
-        # A clean context, not that of the first handler that reports.
-        self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
-        self._entries: list[_Entry] = []
-        self._added = 0
-        self._answered = 0
-        self._sending: asyncio.Task[None] | None = None
-
-    def add(self, run: Run, update: JobUpdate) -> Receipt:
-        """Queue a report. It is sent when the one before it has been answered."""
-        report = Report(
-            run.lease.id,
-            run.lease.token,
-            progress=update.progress,
-            log=() if update.log is None else (update.log,),
-            payload=update.payload,
-            usage=update.usage,
-            log_skipped=update.log_skipped,
-        )
-        future: Future[None] = Future()
-        with self._lock:
-            self._entries.append(_Entry(run, report, future))
-            self._added += 1
-            first = len(self._entries) == 1
-        if first:
-            self._loop.call_soon_threadsafe(self._send_soon, context=self._context)
-        return Receipt(future)
-
-    async def flush(self) -> None:
-        """Wait until the store has accepted or refused everything reported before this call."""
-        before = self._added
-        while self._answered < before:
-            self._send_soon()
-            if self._sending is None:
-                return
-            await asyncio.wait([self._sending])
-
-    def _send_soon(self) -> None:
-        if self._sending is None and self._entries:
-            self._sending = self._loop.create_task(self._send(), context=self._context)
-
-    async def _send(self) -> None:
-        try:
-            while entries := self._taken():
-                queues = {entry.run.served.name for entry in entries}
-                try:
-                    for queue in queues:
-                        await self._send_queue(queue, [e for e in entries if e.run.served.name == queue])
-                finally:
-                    # Count them even if the call raised: a run that waits for its last report must end.
-                    self._answered += len(entries)
-        finally:
-            self._sending = None
-
-    def _taken(self) -> list[_Entry]:
-        with self._lock:
-            entries, self._entries = self._entries, []
-        return entries
-
-    async def _send_queue(self, queue: str, entries: list[_Entry]) -> None:
-        reports = _merged(entries)
-        try:
-            answers = await self._storage.report(queue, reports)
-        except BaseException as error:
-            if isinstance(error, StorageError) or not isinstance(error, Exception) or len(entries) == 1:
-                logger.warning(
-                    "reports of %d jobs of queue %s were not stored: %r", len(reports), queue, error
-                )
-                _refuse(entries, error)
-            else:
-                # One report is at fault: send each alone, so that the others are stored.
-                for entry in entries:
-                    await self._send_queue(queue, [entry])
-            if not isinstance(error, Exception):
-                raise
-            return
-        held = {report.token for report, answer in zip(reports, answers, strict=True) if answer}
-        for entry in entries:
-            if entry.report.token not in held:
-                _refuse([entry], LeaseLost(f"job {entry.report.id!r} is no longer held by this run"))
-            elif not entry.future.done():
-                entry.future.set_result(None)
-
-
-def _refuse(entries: list[_Entry], error: BaseException) -> None:
-    for entry in entries:
-        if not entry.future.done():
-            entry.future.set_exception(error)
-
-
-def _merged(entries: list[_Entry]) -> list[Report]:
-    """Return one report per run: the newest progress and payload, all log lines, the total usage."""
-    by_token: dict[int, list[Report]] = {}
-    for entry in entries:
-        by_token.setdefault(entry.report.token, []).append(entry.report)
-    return [_merged_reports(reports) for reports in by_token.values()]
-
-
-def _merged_reports(reports: list[Report]) -> Report:
-    if len(reports) == 1:
-        return reports[0]
-    lines, skipped = _joined_lines(reports)
-    return Report(
-        reports[0].id,
-        reports[0].token,
-        progress=next((r.progress for r in reversed(reports) if r.progress is not None), None),
-        log=lines,
-        payload=next((r.payload for r in reversed(reports) if r.payload is not None), None),
-        usage=_summed(reports),
-        log_skipped=skipped,
-    )
-
-
-def _joined_lines(reports: list[Report]) -> tuple[tuple[str, ...], int]:
-    """Return the log lines after the last gap, and the number of lines before them."""
-    lines: list[str] = []
-    skipped = 0
-    for report in reports:
-        if report.log_skipped:
-            skipped += len(lines) + report.log_skipped
-            lines.clear()
-        lines += report.log
-    return tuple(lines), skipped
-
-
-def _summed(reports: list[Report]) -> dict[str, int] | None:
-    used: Counter[str] = Counter()
-    for report in reports:
-        used.update(report.usage or {})
-    return dict(used) or None

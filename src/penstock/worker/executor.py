@@ -32,13 +32,15 @@ from penstock.core.outcome import (
     is_retried,
     undecided,
 )
+from penstock.core.step import NewStep
 from penstock.core.text import get_logger
 from penstock.errors import PayloadTooLarge, SerializationError, StorageError, Unrecoverable, WaitForChildren
-from penstock.worker.context import Reporter, current_run
+from penstock.worker.context import current_run
 from penstock.worker.events import warn_if_it_blocked
 from penstock.worker.handlers import Handlers
 from penstock.worker.health import LoopBlocked
 from penstock.worker.middleware import AfterHooks
+from penstock.worker.reporter import Reporter
 from penstock.worker.run import Deadlines, EncodedResult, Run
 from penstock.worker.slots import ServedQueue
 
@@ -192,6 +194,8 @@ class Executor:
                 if run.lease.extras is not None and run.lease.extras.passes:
                     await self._pass_results(run)
                 result = await run.handler.call(run)
+                if run.context is not None and run.context.suspension is not None:
+                    raise run.context.suspension  # The handler swallowed it.
                 if self._after is None or run.stuck:
                     outcome = self._returned(run, result)
                 else:
@@ -203,6 +207,8 @@ class Executor:
         if run.lease.options.timeout_ms:
             warn_if_it_blocked(run)
         if run.context is not None:
+            if isinstance(outcome, Complete) and (unused := run.context.unused_steps()):
+                await self._note_unused(run, unused)
             await self._send_reports(run)
         self._end(run, outcome)
 
@@ -212,6 +218,8 @@ class Executor:
             return None  # The run was settled without its handler.
         if isinstance(raised, LoopBlocked):
             run.abort = run.abort or Abort.RELEASE
+        if run.context is not None and run.context.suspension is not None:
+            raised = run.context.suspension.directive
         try:
             if isinstance(raised, Undecodable) and run.lease.extras is not None and run.lease.extras.passes:
                 self._name_result(run, raised)
@@ -311,6 +319,17 @@ class Executor:
     def _aborted(self, run: Run) -> Outcome | None:
         assert run.abort is not None
         return aborted(run.abort, run.lease, discarded=run.discarded, backoffs=self._backoffs)
+
+    async def _note_unused(self, run: Run, unused: list[NewStep]) -> None:
+        """Log the recorded steps that a completed job no longer asks for."""
+        try:
+            storage = await run.served.app.connect() if run.served.app else None
+            if storage is not None:
+                await storage.record_steps(run.served.name, unused)
+        except asyncio.CancelledError:
+            pass  # Aborted after the handler finished: the outcome stands.
+        except Exception:
+            logger.exception("the unused steps of job %r could not be logged", run.lease.id)
 
     async def _send_reports(self, run: Run) -> None:
         try:

@@ -19,13 +19,13 @@ from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import DueScheduler
 from penstock.worker import recovery
-from penstock.worker.context import Reporter
 from penstock.worker.executor import Executor
 from penstock.worker.fetcher import Fetcher
 from penstock.worker.handlers import Handlers
 from penstock.worker.health import Health, Watchdog, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.middleware import AfterHooks
+from penstock.worker.reporter import Reporter
 from penstock.worker.run import PATIENCE_S
 from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
@@ -160,6 +160,7 @@ class WorkerSession:
         reporter = Reporter(self.storage, self.loop)
         for served in self._served_queues:
             served.reporter, served.app = reporter, self.worker.app
+            served.lease_ms = self.options.lease_ms
         return make_executor(
             self.worker,
             self.handlers,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.limits import Rate
-from penstock.worker.context import Reporter
+from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ class ServedQueue:
     progress: float = 0.0
     reporter: Reporter | None = None
     app: App | None = None
+    lease_ms: int = 0
     recovering: asyncio.Task[None] | None = None
     # The time of the last recovery, and the pause if the store fails again soon.
     recovered_at: float = float("-inf")

@@ -242,6 +242,7 @@ def _free(unit: Unit, record: Record, *, alone: bool) -> None:
     unit.sql.execute(_sql["leave_lines"], (queue, id_))
     unit.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))
     unit.sql.execute(_sql["forget_signals"], (record.key,))
+    unit.sql.execute(_sql["forget_steps"], (record.key,))
     schedules.last_ended(unit, id_)
     rows = unit.sql.execute(_sql["dependents_of"], (unit.namespace, unit.queue.name, id_)).fetchall()
     end = End(unit.queue.name, id_, "failed", None, unpack_failure(record.failure))

@@ -31,6 +31,7 @@ from penstock.storage.sqlite import (
     replay,
     schedules,
     settle,
+    steps,
     sweep,
     usage,
 )
@@ -106,6 +107,9 @@ class SqliteStorage(VerbsOnIds):
 
     extend = _writes(claim.extend)
     report = _writes(settle.report)
+    record_steps = _writes(steps.record_steps)
+    reset_step = _writes(steps.reset_step)
+    steps = _reads(steps.steps)
     depart = _writes(queue_verbs.depart)
     leases_of = _reads(queries.leases_of)
     sweep = _writes(sweep.sweep)

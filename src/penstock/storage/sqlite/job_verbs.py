@@ -34,6 +34,7 @@ from penstock.storage.sqlite.records import (
     WAITING,
     Record,
 )
+from penstock.storage.sqlite.steps import forgive
 from penstock.storage.sqlite.transitions import change_ttls, drop_slot, due_at, enter_waiting, finish
 from penstock.storage.sqlite.transitions import remove as remove_record
 from penstock.storage.sqlite.unit import Unit
@@ -172,6 +173,7 @@ def _retry(unit: Unit, record: Record) -> None:
     record.token = record.cancelling = 0
     record.settled_as = ""
     record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
+    forgive(unit, record)
     is_parent = flows.is_parent(record)
     if is_parent:
         flows.await_again(unit, record)

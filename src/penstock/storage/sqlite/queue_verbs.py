@@ -253,7 +253,7 @@ def obliterate(unit: Unit, *, force: bool = False) -> int:
         raise jobs_active(queue.name, active=queue.active)
     _tell_open(unit)
     flows.obliterated(unit)
-    for table in ("waiters", "logs", "signals", "holds", "payloads"):
+    for table in ("waiters", "logs", "signals", "steps", "holds", "payloads"):
         unit.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
     for subject in ("dedup", "instants"):
         unit.sql.execute(statements(subject)["obliterate"], (queue.key,))

@@ -20,6 +20,7 @@ from penstock.core.job import (
 )
 from penstock.core.lifecycle import State
 from penstock.core.outcome import DAMAGED, Failure, damaged_failure
+from penstock.core.step import Step
 
 # Plain strings: the sqlite3 module binds them faster than members of an enum.
 SCHEDULED: Final = State.SCHEDULED.value
@@ -217,7 +218,9 @@ def as_extras(packed: bytes | None) -> Extras | None:
     return None if packed is None else unpack_extras(packed)
 
 
-def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
+def as_lease(
+    record: Record, payload: bytes, *, signal: bytes | None, steps: tuple[Step, ...] | None
+) -> Lease:
     """Return the lease for the holder of this active record."""
     return Lease(
         record.id,
@@ -236,6 +239,7 @@ def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
         record.run_id,
         as_extras(record.packed_extras),
         signal,
+        steps,
     )
 
 

@@ -50,6 +50,7 @@ _ORPHANS: Final = (
     "payloads_without_job",
     "logs_without_job",
     "signals_without_job",
+    "steps_without_job",
     "holds_without_job",
     "waiters_without_job",
 )

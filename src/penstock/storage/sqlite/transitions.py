@@ -174,7 +174,7 @@ def queue_afresh(unit: Unit, record: Record, job: NewJob) -> None:
     take_options(unit, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
-    unit.clear_signals(record)
+    unit.clear_side_values(record)
     record.extras = job.stored_extras
     record.token = 0
     record.settled_as = ""
@@ -335,7 +335,7 @@ def _rerun(unit: Unit, record: Record, slot: Slot) -> None:
         take_options(unit, record, slot)
         lifo = slot.lifo
     record.run_id, record.write_id = slot.run_id, slot.write_id
-    unit.clear_signals(record)
+    unit.clear_side_values(record)
     if record.binds:
         if record.state == FAILED:
             unit.links.removed(unit, record)

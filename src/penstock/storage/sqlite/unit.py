@@ -161,6 +161,7 @@ class Unit:
         self._listeners: list[tuple[Record, str]] = []
         self._without_log: list[int] = []
         self._without_signals: list[int] = []
+        self._without_steps: list[int] = []
 
     def set_moment(self, moment: Moment) -> None:
         """Use another time from here on."""
@@ -215,12 +216,14 @@ class Unit:
         if record.key:
             self._without_log.append(record.key)
 
-    def clear_signals(self, record: Record) -> None:
-        """Delete kept signals. Call it while the extras still show that there are any."""
+    def clear_side_values(self, record: Record) -> None:
+        """Delete kept signals and steps. Call it while the extras still show that there are any."""
         if record.packed_extras is not None and record.key:
             extras = record.extras
             if extras.received or extras.kept:
                 self._without_signals.append(record.key)
+            if extras.has_steps:
+                self._without_steps.append(record.key)
 
     def find(self, ids: Iterable[str]) -> dict[str, Record]:
         """Return the records of these ids. Until they are saved, all callers get the same record for an id."""
@@ -287,7 +290,7 @@ class Unit:
         for record in {id(record): record for record in (*records, *self._touched.values())}.values():
             moves[record.was, record.state] += 1
             if record.state == REMOVED:
-                self.clear_signals(record)
+                self.clear_side_values(record)
             (removed if record.state == REMOVED else changed if record.key else new).append(record)
         for (was, state), count in moves.items():
             self.queue.move(was, state, count)
@@ -308,11 +311,13 @@ class Unit:
         self._update([*changed, *(record for record in new if record.finished_at)])
         if self._without_signals:
             self.sql.execute(_sql["delete_signals"], (_json.encode(self._without_signals).decode(),))
+        if self._without_steps:
+            self.sql.execute(_sql["delete_steps"], (_json.encode(self._without_steps).decode(),))
         if any(state == SCHEDULED for _, state in moves):
             self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()
         self._ended, self._news, self._listeners = {}, [], []
-        self._without_log, self._without_signals = [], []
+        self._without_log, self._without_signals, self._without_steps = [], [], []
         self._known, self._touched = {}, {}
 
     def _save_instants(self, records: Sequence[Record]) -> None:

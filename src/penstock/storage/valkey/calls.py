@@ -32,8 +32,8 @@ _warned: Final[set[str]] = set()  # run ids of servers
 _REPEATED: Final = b"1"
 _FIRST: Final = b"0"
 _ROUNDS: Final = AT_MOST + 2
-_PROMISES: Final = frozenset({"enqueue", "enqueue_flows", "attach", "settle"})
-"""Verbs whose answer promises to keep a job or a result: with ``replicas``, they wait for that many."""
+_PROMISES: Final = frozenset({"enqueue", "enqueue_flows", "attach", "settle", "record_steps"})
+"""Verbs whose answer promises to keep a job, a result or a step: with ``replicas``, they wait for that many."""
 _LOADS: Final = 3  # of the library in one call: the slot may move to another server that lacks it
 
 

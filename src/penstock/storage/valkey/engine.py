@@ -34,6 +34,7 @@ from penstock.storage.valkey.reading import Reading
 from penstock.storage.valkey.replies import ReplyError, run_id
 from penstock.storage.valkey.routers import Router, router_for
 from penstock.storage.valkey.running import ENQUEUED, Running, refusal
+from penstock.storage.valkey.steps import Steps
 from penstock.storage.values import Ticket, WorkerRecord, with_deaths
 
 # Flows
@@ -265,7 +266,7 @@ def _checked(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     return call
 
 
-class ValkeyStorage(Operating, Flowing, Reading):
+class ValkeyStorage(Operating, Flowing, Reading, Steps):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Create it with ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which the caller

@@ -24,7 +24,7 @@ _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
     "expiring", "instants", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup",
     "dedup_times", "schedulers", "slots", "suspended", "received", "held_completed", "held_failed",
-    "held_cancelled", "groups", "parents", "linked",
+    "held_cancelled", "groups", "parents", "linked", "stepped",
 )  # fmt: skip
 """The parts that the function ``check`` compares; those of consumers and error classes come on top."""
 _ENTRIES: Final = 500

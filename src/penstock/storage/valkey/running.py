@@ -26,6 +26,7 @@ from penstock.storage.valkey.jobs import (
 )
 from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.replies import Arg
+from penstock.storage.valkey.steps import read_travelling
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -56,6 +57,7 @@ _SETTLED: Final = {
 _EXTENDED: Final[dict[str, Extended]] = {"e": "extended", "c": "cancel", "x": "expired", "l": "lost"}
 
 _HAS_SIGNAL: Final = 2
+_HAS_STEPS: Final = 4
 _DETAILS: Final = struct.Struct(">HIHIIIIHIHIB")
 _EXTRAS_AT: Final = _DETAILS.size + 4
 _unpack_static = struct.Struct(">HIHIB6s").unpack_from
@@ -356,13 +358,15 @@ def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
 
 def _with_details(lease: Lease, packed: bytes) -> Lease:
     t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, flags = _DETAILS.unpack_from(packed)
-    extras, signal = lease.extras, None
+    extras, signal, steps = lease.extras, None, None
     if len(packed) > _DETAILS.size:
         end = _EXTRAS_AT + int.from_bytes(packed[_DETAILS.size : _EXTRAS_AT], "big")
         extras = unpack_extras(packed[_EXTRAS_AT:end])
+        if flags & _HAS_STEPS:
+            steps, end = read_travelling(packed, end)
         signal = packed[end:] if flags & _HAS_SIGNAL else None
     return Lease(
         lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
         signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, flags & 1 == 1, lease.run_id, extras,
-        signal,
+        signal, steps,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -31,7 +32,8 @@ from penstock.core.outcome import RemoteError, is_retried, kind_and_message, tra
 from penstock.core.text import storable
 from penstock.core.units import milliseconds
 from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
-from penstock.worker.context import JobContext, JobUpdate, Receipt, use_context
+from penstock.worker.context import JobContext, use_context
+from penstock.worker.reporter import JobUpdate, Receipt
 
 _OWN: Final = frozenset(
     {
@@ -124,6 +126,8 @@ decode_message = msgspec.msgpack.Decoder(Message).decode
 
 def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
     """Return ``error`` as a message."""
+    if isinstance(error, errors.Suspension):
+        error = error.directive
     # A subclass counts as the error of Penstock that it is derived from.
     own = next((kind.__name__ for kind in type(error).__mro__ if kind in _OWN), "")
     delays = (getattr(error, name, None) for name in ("delay", "timeout", "retry_in"))
@@ -193,6 +197,9 @@ class WorkerLink:
 
     def __init__(self, pipe: Connection) -> None:
         self.cancelled = False
+        self.lease_ms = 0
+        """The worker extends the lease."""
+        self.claimed_at = 0.0
         self._pipe = pipe
         # A long message takes several writes, which threads must not mix.
         self._lock = threading.Lock()
@@ -211,6 +218,7 @@ class WorkerLink:
     def serve_task(self, task: Task[..., Any]) -> None:
         """Set the running task, which packs payloads."""
         self._task = task
+        self.claimed_at = time.monotonic()
 
     def discard(self) -> None:
         self.send(Discarded())
@@ -241,6 +249,8 @@ def perform(
             args, kwargs = task.signature.unpack(request.lease.payload, task.serde, context=context)
             undecodable = False
             answer = _called(task, args, kwargs)
+            if context.suspension is not None:
+                raise context.suspension  # The handler swallowed it.
             return Done(task.result_serde.encode(answer))
     except BaseException as error:
         return raised(error, undecodable=undecodable and isinstance(error, InvalidInput))

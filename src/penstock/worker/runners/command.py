@@ -22,12 +22,13 @@ from penstock.core.command import CommandLine, decode_command
 from penstock.core.outcome import Undecodable
 from penstock.core.text import text_of
 from penstock.errors import CommandFailed, InvalidInput, InvalidOption
-from penstock.worker.context import JobContext, JobUpdate, context_of
+from penstock.worker.context import JobContext, context_of
+from penstock.worker.reporter import JobUpdate
 from penstock.worker.run import Run
 from penstock.worker.runners import supervise
 
 if TYPE_CHECKING:
-    from penstock.worker.context import Receipt
+    from penstock.worker.reporter import Receipt
 
 
 # The number of lines that the store keeps per job, so more need not be kept between two reports.

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
 
 from penstock.core.outcome import Undecodable
 from penstock.errors import InvalidOption
-from penstock.worker.context import JobUpdate, context_of
+from penstock.worker.context import context_of
+from penstock.worker.reporter import JobUpdate
 from penstock.worker.run import Call, EncodedResult, Run
 from penstock.worker.runners.child import (
     Discarded,

@@ -45,6 +45,9 @@ DELETE FROM waiters WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 -- name: obliterate_signals
 DELETE FROM signals WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 
+-- name: obliterate_steps
+DELETE FROM steps WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
+
 -- name: obliterate_holds
 DELETE FROM holds WHERE queue = ?
 

@@ -27,6 +27,12 @@ SELECT count(DISTINCT job) FROM signals WHERE job NOT IN (SELECT key FROM jobs)
 -- name: repair_signals_without_job
 DELETE FROM signals WHERE job NOT IN (SELECT key FROM jobs)
 
+-- name: steps_without_job
+SELECT count(DISTINCT job) FROM steps WHERE job NOT IN (SELECT key FROM jobs)
+
+-- name: repair_steps_without_job
+DELETE FROM steps WHERE job NOT IN (SELECT key FROM jobs)
+
 -- name: holds_without_job
 SELECT count(*) FROM holds WHERE job NOT IN (SELECT key FROM jobs WHERE held_until > 0)
 

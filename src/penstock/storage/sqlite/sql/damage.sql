@@ -50,6 +50,9 @@ DELETE FROM dedup WHERE queue = ? AND id = ? AND incarnation = ? AND expires_at 
 -- name: forget_signals
 DELETE FROM signals WHERE job = ?
 
+-- name: forget_steps
+DELETE FROM steps WHERE job = ?
+
 -- name: limits
 SELECT key, value FROM limits WHERE queue = ?
 

@@ -50,6 +50,9 @@ DELETE FROM logs WHERE job IN (SELECT value FROM json_each(?))
 -- name: delete_signals
 DELETE FROM signals WHERE job IN (SELECT value FROM json_each(?))
 
+-- name: delete_steps
+DELETE FROM steps WHERE job IN (SELECT value FROM json_each(?))
+
 -- name: delete_waiters
 DELETE FROM waiters WHERE job IN (SELECT value FROM json_each(?))
 

@@ -8,7 +8,7 @@ local COUNTED_AT_MOST = 100000
 local SIDE_HASHES = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true,
   received = true }
 
-local KEYS_OF = { parents = ':deps:', linked = ':dependents:' }
+local KEYS_OF = { parents = ':deps:', linked = ':dependents:', stepped = ':steps:' }
 
 local function count_in(problems, kind)
   problems[kind] = (problems[kind] or 0) + 1
@@ -231,6 +231,7 @@ local function check_sets(part, ids, repair, problems)
       if repair then
         call('UNLINK', Q.prefix .. KEYS_OF[part] .. ids[i])
         call('SREM', K[part], ids[i])
+        if part == 'stepped' then call('UNLINK', Steps.results_key(ids[i])) end
       end
     end
   end

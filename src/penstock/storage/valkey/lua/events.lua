@@ -92,12 +92,12 @@ local function collapsed(group, name, values)
   if first ~= default then return first end
 end
 
-local NOTHING = {}
-
 local function stored_group(group)
   local entry = { t = group.kind, at = Q.now, n = group.n }
-  for name, value in pairs(group.common or NOTHING) do
-    if value ~= '' and value ~= 0 then entry[name] = value end
+  if group.common then
+    for name, value in pairs(group.common) do
+      if value ~= '' and value ~= 0 then entry[name] = value end
+    end
   end
   for name, values in pairs(group.columns) do entry[name] = collapsed(group, name, values) end
   return entry

@@ -3,6 +3,7 @@
 -- Links of jobs to others (links.lua), for jobs that have links.
 local maybe_block, ended
 local Signals = {} -- stages and suspensions (signals.lua)
+local Steps = {} -- durable steps (steps.lua)
 local Usage = {} -- usage.lua
 
 -- Read jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
@@ -96,6 +97,7 @@ local function drop_side_values(job)
   end
   if job.extras_moved then
     Signals.drop(job)
+    Steps.drop(job)
     hdel('annex', job.id)
   end
   job.has_progress, job.rerun, job.has_log, job.slot, job.save_slot = false, false, false, nil, false
@@ -244,10 +246,9 @@ local function flush()
 end
 
 -- A token too many wakes a worker for nothing; a token too few leaves a job waiting until some worker's wait is over.
-local MOST_TOKENS = 16
-
 local function wake_one()
-  if (Q.wake_tokens or call('LLEN', K.wake)) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
+  local most_tokens = 16
+  if (Q.wake_tokens or call('LLEN', K.wake)) < most_tokens then call('RPUSH', K.wake, '1') end
 end
 
 -- Return whether a job or group will be due before all others: waiting workers know only the earliest due time so far.

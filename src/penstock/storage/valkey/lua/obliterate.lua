@@ -7,7 +7,7 @@
 local PARTS = {
   'jobs', 'state', 'line', 'waiting', 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring',
   'results', 'failures', 'progress', 'logged', 'rerun', 'waiters', 'wake', 'options', 'annex', 'suspended', 'received',
-  'signalled', 'errors', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
+  'signalled', 'stepped', 'errors', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
   'parents', 'linked', 'damaged', 'damaged_at', 'instants', 'unkept',
 }
 
@@ -71,6 +71,7 @@ register('obliterate', function(keys, args)
   send_news()
   for _, id in ipairs(call('SMEMBERS', K.logged)) do call('UNLINK', Q.prefix .. ':log:' .. id) end
   for _, id in ipairs(call('SMEMBERS', K.signalled)) do call('UNLINK', Q.prefix .. ':signals:' .. id) end
+  for _, id in ipairs(call('SMEMBERS', K.stepped)) do call('UNLINK', Steps.key(id), Steps.results_key(id)) end
   for _, consumer in ipairs(call('HKEYS', K.holders)) do call('UNLINK', K['held:' .. consumer]) end
   for _, class in ipairs(call('HKEYS', K.errors)) do call('UNLINK', K['error:' .. class]) end
   for _, id in ipairs(call('SMEMBERS', K.parents)) do call('UNLINK', Q.prefix .. ':deps:' .. id) end

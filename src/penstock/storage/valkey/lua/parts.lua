@@ -17,7 +17,7 @@ Parts.TYPES = {
   held_cancelled = 'zset', dedup_times = 'zset', slots = 'zset', group_keys = 'zset', parked = 'zset', fading = 'zset',
   spent = 'zset', damaged_at = 'zset', instants = 'zset',
   line = 'list', outbox = 'list', wake = 'list',
-  signalled = 'set', logged = 'set', parents = 'set', linked = 'set',
+  signalled = 'set', stepped = 'set', logged = 'set', parents = 'set', linked = 'set',
   events = 'stream',
 }
 

@@ -26,6 +26,8 @@
 --   suspended  zset    timeout -> id, of jobs that wait for a signal with a timeout
 --   received   hash    id -> data of the signal that ended its last suspension
 --   signalled  set     ids with early signals;  signals:<id>  list  those signals (signals.lua)
+--   stepped    set     ids with recorded steps;  steps:<id>  hash  name -> step;  step_results:<id>  hash  name -> a large
+--                      result (steps.lua)
 --   held:<consumer>    zset    finished_at -> id, of finished jobs held for it;  holders  hash  their names
 --   held_completed, held_failed, held_cancelled   zset   end of the longest hold -> id, of finished jobs
 --   error:<class>   zset   finished_at -> id, of failed jobs;  errors  hash  classes that may have jobs
@@ -261,6 +263,7 @@ local function open(keys, mode)
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
   Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false
+  Q.has_steps = nil
   Q.fresh, Q.commons, Q.deps, Q.expected, Q.over, Q.spent = false, false, false, false, false, false
   forget_buffers()
   local clock = time[1] * 1000 + floor(time[2] / 1000)

@@ -305,8 +305,9 @@ local function free_by_id(id, failure)
   forget_dedup(id)
   free_schedulers(id)
   call('HDEL', K.received, id)
+  call('UNLINK', Steps.results_key(id))
   call('HDEL', K.annex, id)
-  for part, prefix in pairs({ signalled = ':signals:', parents = ':deps:', linked = ':dependents:' }) do
+  for part, prefix in pairs({ signalled = ':signals:', stepped = ':steps:', parents = ':deps:', linked = ':dependents:' }) do
     call('SREM', K[part], id)
     call('UNLINK', Q.prefix .. prefix .. id)
   end

@@ -22,7 +22,8 @@
 --   g group, c cost, h headers, d dedup key, u usage, s scheduler, t its slot, r the scheduler waits for the end,
 --   hd holds, fl flow, dn dependents, dl has later dependents, dp has dependencies, pr passes (for the worker),
 --   st stage, sw awaited signal, su its timeout, sr received signal, so timed out, sk number of early signals,
---   sd delay of a staged job, ur last run whose worker did not know the task
+--   sd delay of a staged job, ur last run whose worker did not know the task,
+--   sp has recorded steps
 --
 -- The static head of the state record (token to runs) and its tail (flags onwards) are placed for settle and claim: one
 -- unpack reads the head, and the tail is the same for all jobs of a batch.

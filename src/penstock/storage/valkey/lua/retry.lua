@@ -9,6 +9,7 @@
 local function retry(job)
   need_static(job)
   drop_outcome(job)
+  Steps.forgive(job)
   job.failures, job.stalls, job.finished, job.token, job.settled = 0, 0, 0, 0, '-'
   job.cancelling = false
   job.expires = job.ttl > 0 and Q.now + job.ttl or 0

@@ -117,6 +117,7 @@ end
 local function reset_extras(job)
   local extras = extras_of(job)
   Signals.drop(job)
+  Steps.drop(job)
   job.extras = { g = extras.g, c = extras.c, h = extras.h, hd = extras.hd }
   job.packed_extras = next(job.extras) and encode(job.extras) or nil
   job.has_links = extras.g ~= nil or extras.c ~= nil or extras.hd ~= nil

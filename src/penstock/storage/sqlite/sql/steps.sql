@@ -1,0 +1,31 @@
+-- name: known
+SELECT s.job, s.name, s.number, s.status
+FROM json_each(?) e
+CROSS JOIN steps s ON s.job = json_extract(e.value, '$[0]') AND s.name = json_extract(e.value, '$[1]')
+
+-- name: record
+INSERT INTO steps (job, name, number, status, at_ms, until_ms, body, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET status = excluded.status, at_ms = excluded.at_ms, until_ms = excluded.until_ms,
+    body = excluded.body, result = excluded.result
+
+-- name: extend
+UPDATE jobs SET lease_until = max(lease_until, ?) WHERE key = ?
+
+-- name: of_job
+SELECT name, number, status, at_ms, until_ms, body FROM steps WHERE job = ? ORDER BY number LIMIT ?
+
+-- name: all
+SELECT s.name, s.number, s.status, s.at_ms, s.until_ms, s.body
+FROM jobs j JOIN steps s ON s.job = j.key
+WHERE j.queue = ? AND j.id = ? ORDER BY s.number
+
+-- name: named
+SELECT s.name, s.number, s.status, s.at_ms, s.until_ms, s.body, s.result
+FROM json_each(?) e CROSS JOIN jobs j ON j.queue = ? AND j.id = ? JOIN steps s ON s.job = j.key AND s.name = e.value
+ORDER BY s.number
+
+-- name: reset
+DELETE FROM steps WHERE job = ? AND name = ?
+
+-- name: forgive
+DELETE FROM steps WHERE job = ? AND status <> 'completed'

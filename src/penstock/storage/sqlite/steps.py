@@ -1,0 +1,153 @@
+"""Durable steps: ``record_steps``, ``steps`` and ``reset_step``, and the records that a lease carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.lifecycle import EventType, ResetAnswer, StepAnswer
+from penstock.core.step import (
+    FINAL,
+    TRAVELLING_RESULT,
+    TRAVELLING_STEPS,
+    NewStep,
+    Step,
+    StepBody,
+    event_data,
+    pack_body,
+    unpack_body,
+)
+from penstock.storage.sqlite import statements
+from penstock.storage.sqlite.queuerow import View
+from penstock.storage.sqlite.records import ACTIVE, Record
+from penstock.storage.sqlite.unit import Unit
+
+_RECORDED = EventType.RECORDED.value
+_CHANGED = EventType.CHANGED.value
+
+_sql = statements("steps")
+_json: Final = msgspec.json.Encoder()
+
+_Place = tuple[int, str]
+"""The key of a job and the name of a step."""
+
+
+def record_steps(unit: Unit, steps: Sequence[NewStep], *, lease_ms: int = 0) -> list[StepAnswer]:
+    """Record steps of jobs whose lease is held, each at most once, and extend the leases."""
+    jobs = unit.find({step.id for step in steps})
+    held = [_held(jobs.get(step.id), step) for step in steps]
+    known = _known(unit, [(job.key, step.name) for job, step in zip(held, steps, strict=True) if job])
+    rows: list[tuple[Any, ...]] = []
+    answers: list[StepAnswer] = []
+    for job, step in zip(held, steps, strict=True):
+        if job is None:
+            answers.append("lost")
+            continue
+        number, status = known.get((job.key, step.name), (0, ""))
+        if step.status == "unused":
+            answers.append(_note_unused(unit, job, step, is_known=bool(number)))
+            continue
+        if status in FINAL and not step.replaces:
+            answers.append("known")
+            continue
+        number = number or unit.draw()
+        known[job.key, step.name] = number, step.status
+        rows.append(_row(unit, job, step, number))
+        _note(unit, job, step)
+        answers.append("recorded")
+    unit.sql.executemany(_sql["record"], rows)
+    _mark_and_extend(unit, {job.key: job for job in held if job}, lease_ms=lease_ms)
+    return answers
+
+
+def _held(job: Record | None, step: NewStep) -> Record | None:
+    return job if job is not None and job.state == ACTIVE and job.token == step.token else None
+
+
+def _known(unit: Unit, places: list[_Place]) -> dict[_Place, tuple[int, str]]:
+    """Return the number and status of the steps that have a record."""
+    rows = unit.sql.execute(_sql["known"], (_json.encode(places).decode(),))
+    return {(job, name): (number, status) for job, name, number, status in rows}
+
+
+def _row(unit: Unit, job: Record, step: NewStep, number: int) -> tuple[Any, ...]:
+    until_ms = unit.now_ms + step.delay_ms if step.delay_ms else 0
+    large = step.result if len(step.result) > TRAVELLING_RESULT else None
+    body = pack_body(StepBody.of(step))
+    return (job.key, step.name, number, step.status, unit.now_ms, until_ms, body, large)
+
+
+def _note_unused(unit: Unit, job: Record, step: NewStep, *, is_known: bool) -> StepAnswer:
+    if not is_known:
+        return "known"
+    _note(unit, job, step)
+    return "recorded"
+
+
+def _note(unit: Unit, job: Record, step: NewStep) -> None:
+    failure = step.failure
+    error = {} if failure is None else {"et": failure.type, "em": failure.message}
+    unit.note(
+        _RECORDED, job, run=job.runs, tok=job.token, w=job.worker, ms=step.run_ms, size=len(step.result),
+        data=event_data(step), **error,
+    )  # fmt: skip
+
+
+def _mark_and_extend(unit: Unit, jobs: dict[int, Record], *, lease_ms: int) -> None:
+    until_ms = unit.now_ms + lease_ms
+    unmarked = [job for job in jobs.values() if job.packed_extras is None or not job.extras.has_steps]
+    for job in unmarked:
+        job.extras = replace(job.extras, has_steps=True)
+        job.lease_until = max(job.lease_until, until_ms) if lease_ms else job.lease_until
+    unit.save(unmarked)
+    if lease_ms:
+        unit.sql.executemany(_sql["extend"], [(until_ms, key) for key in jobs])
+
+
+def travelling_steps(unit: Unit, key: int) -> tuple[Step, ...] | None:
+    """Return the steps that a lease carries; ``None`` if there are none, or too many."""
+    rows = unit.sql.execute(_sql["of_job"], (key, TRAVELLING_STEPS + 1)).fetchall()
+    return tuple(_steps(rows)) if 0 < len(rows) <= TRAVELLING_STEPS else None
+
+
+def steps(view: View, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
+    """Return the recorded steps of a job, or those of ``names``, with their large results."""
+    queue = view.queue.key
+    if names is None:
+        return list(_steps(view.sql.execute(_sql["all"], (queue, id))))
+    return list(_steps(view.sql.execute(_sql["named"], (_json.encode(names).decode(), queue, id))))
+
+
+def _steps(rows: Iterable[tuple[Any, ...]]) -> Iterable[Step]:
+    for name, number, status, at_ms, until_ms, body, *large in rows:
+        yield unpack_body(body).step(
+            name,
+            status=status,
+            number=number,
+            at_ms=at_ms,
+            until_ms=until_ms,
+            large=large[0] if large else None,
+        )
+
+
+def reset_step(unit: Unit, id: str, name: str) -> ResetAnswer:
+    """Forget a step of a job that is not active."""
+    job = unit.find([id]).get(id)
+    if job is None:
+        return "not_found"
+    if job.state == ACTIVE:
+        return "active"
+    if not unit.sql.execute(_sql["reset"], (job.key, name)).rowcount:
+        return "unknown_step"
+    unit.note(_CHANGED, job, run=job.runs, data=_json.encode({"step": name}).decode())
+    unit.save([])
+    return "reset"
+
+
+def forgive(unit: Unit, job: Record) -> None:
+    """Forget the steps that have not completed, because the job is retried."""
+    if job.packed_extras is not None and job.extras.has_steps:
+        unit.sql.execute(_sql["forgive"], (job.key,))

@@ -1,0 +1,29 @@
+"""The verbs of durable steps: a part of the storage contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.core.lifecycle import ResetAnswer, StepAnswer
+from penstock.core.step import NewStep, Step
+
+
+class StepVerbs(Protocol):
+    """The part of ``Storage`` that records the steps of jobs. docs/verbs.md describes it under *Steps*."""
+
+    async def record_steps(
+        self, queue: str, steps: Sequence[NewStep], *, lease_ms: int = 0
+    ) -> list[StepAnswer]:
+        """Record steps of running jobs, and extend their leases to at least ``lease_ms`` from now (0: as they are).
+
+        The first final record of a step stays: a later one changes nothing (``known``). ``lost``: the lease is. The
+        caller keeps the limits on the number and size of steps.
+        """
+
+    async def steps(self, queue: str, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
+        """Return the recorded steps of a job in their order, or those of ``names``, which then have large results
+        too."""
+
+    async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
+        """Forget a step of a job that is not active, so that the next run runs it again."""

@@ -1,0 +1,211 @@
+"""The records of a job's steps: those that came with the lease, and those that the run writes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from penstock.client.codec import JobCodec
+from penstock.client.loopthread import run as run_on_loop_thread
+from penstock.core.job import EMPTY_EXTRAS, Lease
+from penstock.core.outcome import Failure
+from penstock.core.step import MOST_STEPS, NewStep, Step
+from penstock.core.text import get_logger, shown
+from penstock.errors import (
+    LeaseLost,
+    SerializationError,
+    StepError,
+    StepFailed,
+    StorageUnavailable,
+    Suspension,
+)
+from penstock.worker.stepcall import StepCall, StepPolicy
+
+if TYPE_CHECKING:
+    from penstock.worker.context import ContextLink
+
+logger = get_logger("penstock.worker")
+
+_RECORD_TRIES: Final = 6
+_RETRY_S: Final = 0.1
+
+current_step: Final[ContextVar[tuple[StepRecords, str] | None]] = ContextVar("penstock_step", default=None)
+"""The step that is running here."""
+
+
+class StepRecords:
+    """The records of a job's steps, as the run knows them."""
+
+    def __init__(self, lease: Lease, queue: str, link: ContextLink) -> None:
+        self._lease = lease
+        self._queue = queue
+        self._link = link
+        self._extras = lease.extras or EMPTY_EXTRAS
+        self._records: dict[str, Step] = {step.name: step for step in lease.steps or ()}
+        self._is_loaded = lease.steps is not None or not self._extras.has_steps
+        self._size = sum(step.size for step in self._records.values())
+        self._asked: set[str] = set()
+        self._is_lost = False
+        self.suspension: Suspension | None = None
+        """Set once the run has ended with a wait, whatever the handler makes of the exception."""
+
+    async def _load(self) -> None:
+        """Read the records if they were too many to come with the lease."""
+        if not self._is_loaded:
+            storage = await self._link.app.connect()
+            self._records = {step.name: step for step in await storage.steps(self._queue, self._lease.id)}
+            self._size = sum(step.size for step in self._records.values())
+            self._is_loaded = True
+
+    def _call(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], policy: StepPolicy
+    ) -> StepCall:
+        if (outer := current_step.get()) is not None and outer[0] is self:
+            raise StepError(
+                f"step {shown(name)} was called inside step {shown(outer[1])}. Steps cannot contain steps: "
+                "call both from the handler."
+            )
+        self._ask(name)
+        return StepCall.of(name, function, args, policy)
+
+    def _ask(self, name: str) -> None:
+        """Note that the handler has asked for a step. Raise ``StepError`` the second time."""
+        if name in self._asked:
+            raise StepError(
+                f"step {shown(name)} was called twice in one run. Give each call its own name, or in a loop "
+                f"its own key: context.step({shown(name)}, ..., key=item.id)."
+            )
+        self._asked.add(name)
+        if name not in self._records and len(self._records) >= MOST_STEPS:
+            raise StepError(
+                f"step {shown(name)} would be number {len(self._records) + 1} of job {shown(self._lease.id)}; the "
+                f"limit is {MOST_STEPS:,}. Split the work into several jobs."
+            )
+
+    def _fits(self, call: StepCall, record: Step) -> bool:
+        """Return whether the record stands for this call; false if the step must run again."""
+        if call.digest == record.arguments or not call.digest or not record.arguments:
+            return True
+        text = f"step {shown(call.name)} was recorded with other arguments than it is called with now"
+        if call.policy.on_divergence == "fail":
+            raise StepError(
+                f"{text}. Give the changed step another name, reset it (queue.reset_step), or choose "
+                "on_divergence='warn' to use the recorded result or 'rerun' to run it again."
+            )
+        logger.warning("job %r: %s", self._lease.id, text)
+        return call.policy.on_divergence == "warn"
+
+    async def _whole(self, record: Step) -> Step:
+        """Return the record with its result, even if that is large."""
+        if record.result is not None:
+            return record
+        storage = await self._link.app.connect()
+        [whole] = await storage.steps(self._queue, self._lease.id, names=[record.name])
+        self._records[record.name] = whole
+        return whole
+
+    def _whole_sync(self, record: Step) -> Step:
+        return record if record.result is not None else run_on_loop_thread(self._whole(record))
+
+    def unused(self) -> list[NewStep]:
+        """Return the recorded steps that this run has not asked for."""
+        lease = self._lease
+        return [
+            NewStep(lease.id, lease.token, name, "unused")
+            for name in self._records
+            if name not in self._asked
+        ]
+
+    def _outcome(self, call: StepCall, record: Step, *, cause: Exception | None = None) -> Any:
+        """Return the recorded result, or raise the recorded failure."""
+        if record.status == "completed":
+            try:
+                return self._codec(call).decode_result(record.result)
+            except SerializationError as error:
+                raise StepError(
+                    f"the recorded result of step {shown(call.name)} cannot be read: {error}"
+                ) from error
+        failure = record.failure or Failure("", "")
+        times = f"{record.failures} attempt{'' if record.failures == 1 else 's'}"
+        raise StepFailed(
+            f"step {shown(call.name)} failed after {times}: {failure.type}: {failure.message}",
+            step=call.name,
+            error_type=failure.type,
+            failures=record.failures,
+        ) from cause
+
+    def _codec(self, call: StepCall) -> JobCodec:
+        return call.codec(self._link.app, self._queue, self._lease.options.task)
+
+    async def _save(self, new: NewStep, *, replaces: bool = False) -> Step:
+        """Write a record, together with those of other jobs. Return it, or the one that was first."""
+        if replaces:
+            new = msgspec.structs.replace(new, replaces=True)
+        # Shielded: a run that is stopped must not lose the record of what it has done.
+        answer = await asyncio.shield(_sent(self._link, self._queue, new))
+        if answer == "lost":
+            self._is_lost = True
+            raise LeaseLost(f"job {self._lease.id!r} is no longer held by this run")
+        if answer == "known":
+            storage = await self._link.app.connect()
+            [record] = await storage.steps(self._queue, self._lease.id, names=[new.name])
+        else:
+            until_ms = self._now_ms() + new.delay_ms if new.delay_ms else 0
+            record = Step(
+                new.name,
+                cast("Any", new.status),
+                0,
+                0,
+                until_ms,
+                new.arguments,
+                new.result,
+                len(new.result),
+                new.failures,
+                new.failure,
+            )
+        self._size += record.size
+        self._records[new.name] = record
+        return record
+
+    def _now_ms(self) -> int:
+        """Return the store's time, from that of the claim."""
+        return self._lease.claimed_at_ms + round((time.monotonic() - self._link.claimed_at) * 1000)
+
+    def _rest_ms(self, until_ms: int) -> int:
+        return until_ms - self._now_ms()
+
+    def _refuse_to_go_on(self) -> None:
+        if self._is_lost:
+            raise LeaseLost(f"job {self._lease.id!r} is no longer held by this run")
+        if self.suspension is not None:
+            raise self.suspension
+
+
+def step_key(lease: Lease, queue: str) -> str:
+    """Return the idempotency key of the running step: the same whenever this step of this job runs."""
+    current = current_step.get()
+    if current is None:
+        raise LookupError(
+            "no step is running here: use context.step_key in a function that context.step calls"
+        )
+    parts = (queue, lease.id, lease.incarnation, lease.enqueued_at_ms, current[1])
+    return blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
+
+
+async def _sent(link: ContextLink, queue: str, new: NewStep) -> str:
+    """Send a record. Try again for a while if the store cannot be reached: the step has run."""
+    for left in range(_RECORD_TRIES - 1, -1, -1):
+        try:
+            session = await link.app.session()
+            return await session.record_step(queue, new, lease_ms=link.lease_ms)
+        except StorageUnavailable:
+            if not left:
+                raise
+            await asyncio.sleep(_RETRY_S * 2 ** (_RECORD_TRIES - 1 - left))
+    raise AssertionError("unreachable")

@@ -1,0 +1,109 @@
+"""Durable waits: sleep, wait_for, and what they do to the steps beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock import App, JobContext
+from tests.worker.conftest import working
+
+
+class Boom(Exception):
+    pass
+
+
+async def test_sleep_frees_the_worker_and_goes_on(app: App) -> None:
+    seen: list[str] = []
+
+    @app.task(attempts=1)
+    async def remind(context: JobContext) -> int:
+        await context.step("first", seen.append, "first")
+        try:
+            await context.sleep("300ms")
+        except Exception:
+            seen.append("swallowed")
+        await context.step("second", seen.append, "second")
+        await context.sleep(0, name="no-time")
+        return context.run
+
+    async with working(app, concurrency=1):
+        assert await remind.options(wait="10s").call() == 2
+    assert seen == ["first", "second"]
+
+
+async def test_wait_for_returns_the_signal_in_every_run(app: App) -> None:
+    @app.task(attempts=2)
+    async def sell(context: JobContext) -> list[Any]:
+        first = await context.wait_for("approved", timeout="1d")
+        second = await context.wait_for("approved", key=2, type=int)
+        if context.failures == 0:
+            raise Boom
+        return [first, second]
+
+    async with working(app):
+        job = await sell.enqueue()
+        while not (await job.get()).awaits:
+            await asyncio.sleep(0.01)
+        assert await job.signal("approved", {"by": "ada"}) == "resumed"
+        await job.signal("approved", 2)
+        assert await job.result(timeout="10s") == [{"by": "ada"}, 2]
+
+
+async def test_a_wait_times_out_in_every_run(app: App) -> None:
+    @app.task(attempts=2)
+    async def sell(context: JobContext) -> str:
+        try:
+            await context.wait_for("approved", timeout="200ms")
+        except TimeoutError as error:
+            if context.failures == 0:
+                raise Boom from error
+            return str(error)
+        raise AssertionError
+
+    async with working(app):
+        assert await sell.options(wait="10s").call() == "the signal 'approved' did not come in time"
+
+
+@pytest.mark.parametrize("how", ["gather", "group", "exceptions"])
+async def test_a_suspension_first_records_the_steps_under_way(app: App, how: str) -> None:
+    ran: list[str] = []
+
+    async def slow(name: str) -> str:
+        ran.append(name)
+        await asyncio.sleep(0.05)
+        return name
+
+    async def two(context: JobContext) -> list[str]:
+        return [await context.step("a", slow, "a"), await context.step("b", slow, "b")]
+
+    @app.task(attempts=1)
+    async def work(context: JobContext) -> list[Any]:
+        if how == "group":
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(two(context)), group.create_task(context.sleep("200ms"))]
+            both: Any = [task.result() for task in tasks]
+        else:
+            both = await asyncio.gather(
+                two(context), context.sleep("200ms"), return_exceptions=how == "exceptions"
+            )
+        return [both[0], context.run]
+
+    async with working(app):
+        assert await work.options(wait="10s").call() == [["a", "b"], 2]
+    assert ran == ["a", "b"]
+
+
+async def test_waits_of_a_sync_handler(app: App) -> None:
+    @app.task(attempts=1)
+    def sell(context: JobContext) -> list[Any]:
+        context.sync.sleep("200ms")
+        data = context.sync.wait_for("approved", timeout="1d")
+        return [data, context.run]
+
+    async with working(app):
+        job = await sell.enqueue()
+        await job.signal("approved", "yes")
+        assert await job.result(timeout="10s") == ["yes", 3]
