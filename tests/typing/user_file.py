@@ -320,6 +320,30 @@ async def once(order: Order) -> None: ...
 def once_by_all(order: Order) -> None: ...
 
 
+def is_busy(error: BaseException) -> bool:
+    return "busy" in str(error)
+
+
+@app.task(retry_on=[ConnectionError, is_busy], give_up_on=KeyError)
+def choosy(n: int) -> None: ...
+
+
+@app.task(retry_on={ConnectionError: "10s", is_busy: None}, give_up_on=[is_busy])
+def choosy_about_delays(n: int) -> None: ...
+
+
+@app.task(give_up_on=[5])  # wrong: type
+def gives_up(n: int) -> None: ...
+
+
+@app.task(retry_on="ConnectionError")  # wrong: type
+def retries(n: int) -> None: ...
+
+
+@app.task(retry_on={ConnectionError: [1]})  # wrong: type
+def delays(n: int) -> None: ...
+
+
 @app.task(group=5)  # wrong: type
 def grouped(n: int) -> None: ...
 

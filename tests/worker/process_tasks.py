@@ -173,3 +173,14 @@ def leave_with_seven(_: object) -> None:
 @app.task(queue="cpu", runner="process", retry_on=ConnectionError)
 def choosy(kind: str) -> None:
     raise ConnectionResetError("away") if kind == "retried" else KeyError("no such key")
+
+
+@app.task(
+    queue="cpu",
+    runner="process",
+    backoff="1h",
+    give_up_on=KeyError,
+    retry_on={OSError: lambda failures, error: "2h"},
+)
+def choosy_about_delays(kind: str) -> None:
+    raise ConnectionResetError("away") if kind == "retried" else KeyError("no such key")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from penstock import (
     App,
+    Fixed,
     InvalidOption,
     JobContext,
     JobFailed,
+    JobHandle,
     RateLimited,
     Retry,
     SerializationError,
@@ -23,6 +26,7 @@ from penstock import (
     current_job,
 )
 from penstock.core.job import NewJob
+from penstock.testing import harness
 from penstock.worker.context import JobContext as Context
 from tests.worker.conftest import recorded, until, working
 
@@ -453,7 +457,106 @@ async def test_retry_on_names_the_errors_that_are_retried(app: App) -> None:
             assert (await job.get()).failures == failures, kind
 
 
+class Answered(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+def is_busy(error: BaseException) -> bool:
+    return getattr(error, "status", 0) == 503
+
+
+async def delay_of(app: App, job: JobHandle[Any]) -> tuple[int, float] | str:
+    """Return the failures of a job that is retried, and the seconds until then; else its error."""
+    info = await job.get()
+    if info.failure is not None and info.state == "failed":
+        return str(info.failure.type)
+    assert info.run_at is not None
+    assert info.claimed_at is not None
+    return info.failures, round((info.run_at - info.claimed_at).total_seconds())
+
+
+async def test_each_error_has_a_backoff_of_its_own(memory_app: App) -> None:
+    rules: Any = {
+        ConnectionError: "1h",
+        (LookupError, ArithmeticError): lambda failures, error: 60 * (failures + len(error.args)),
+        is_busy: Fixed.of("2m"),
+        OSError: None,
+    }
+
+    @memory_app.task(
+        attempts=5, backoff="5m", retry_on=rules, give_up_on=[KeyError, lambda error: "no" in str(error)]
+    )
+    async def fetch(kind: str) -> None:
+        errors: dict[str, Exception] = {
+            "reset": ConnectionResetError("away"),
+            "index": IndexError("one"),
+            "busy": Answered(503),
+            "gone": Answered(404),
+            "os": OSError("disk"),
+            "key": KeyError("k"),
+            "refused": ConnectionError("no"),
+            "asked": Retry(delay="7m"),
+        }
+        raise errors[kind]
+
+    async with harness(memory_app) as h:
+        expected: dict[str, Any] = {
+            "reset": (1, 3600),
+            "index": (1, 120),
+            "busy": (1, 120),
+            "gone": "Answered",
+            "os": (1, 300),
+            "key": "KeyError",
+            "refused": "ConnectionError",
+            "asked": (1, 420),
+        }
+        jobs = {kind: await fetch.enqueue(kind) for kind in expected}
+        await h.drain()
+        assert {kind: await delay_of(memory_app, job) for kind, job in jobs.items()} == expected
+
+
+async def test_without_retry_on_all_but_some_errors_are_retried(memory_app: App) -> None:
+    @memory_app.task(attempts=2, backoff="1m", give_up_on=LookupError)
+    async def fetch(kind: str) -> None:
+        raise KeyError(kind) if kind == "key" else ValueError(kind)
+
+    async with harness(memory_app) as h:
+        jobs = [await fetch.enqueue("key"), await fetch.enqueue("value")]
+        await h.drain()
+        assert [await delay_of(memory_app, job) for job in jobs] == ["KeyError", (1, 60)]
+
+
+async def test_a_rule_that_fails_does_not_cost_the_job_its_retries(memory_app: App) -> None:
+    @memory_app.task(attempts=2, backoff="1h", retry_on=lambda error: error.status == 5)
+    async def fetch() -> None:
+        raise ValueError("no status")
+
+    async with harness(memory_app) as h:
+        job = await fetch.enqueue()
+        await h.drain()
+        assert (await job.get()).state == "scheduled"
+        error = (await job.get()).failure
+        assert error is not None
+        assert "deciding about it failed: AttributeError" in error.message
+
+
 @pytest.mark.parametrize("given", [["ConnectionError"], "ConnectionError", [3], [int], 5])
-def test_retry_on_takes_exception_classes_only(given: object) -> None:
+@pytest.mark.parametrize("option", ["retry_on", "give_up_on"])
+def test_retry_on_takes_exception_classes_and_functions_only(option: str, given: object) -> None:
     with pytest.raises(InvalidOption, match="exception classes"):
-        App("memory://").task(name="send", retry_on=given)(lambda: None)  # type: ignore[call-overload]
+        App("memory://").task(name="send", **{option: given})(lambda: None)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retry_on": {OSError: "soon"}}, r"retry_on of task 'send': backoff='soon' is not"),
+        ({"retry_on": {"OSError": "1s"}}, "must name exception classes, or functions that take the error"),
+        ({"give_up_on": {OSError: "1s"}}, "give_up_on of task 'send' has no backoff. Give a list."),
+    ],
+)
+def test_a_wrong_rule_about_errors_is_refused_where_the_task_is_defined(options: Any, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        App("memory://").task(name="send", **options)(lambda: None)

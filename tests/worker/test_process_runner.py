@@ -226,6 +226,23 @@ async def test_a_process_may_suspend_its_job_and_gets_the_signal() -> None:
         assert await job.result(timeout="20s") == ["asked", {"is": 42}]
 
 
+async def test_an_error_in_a_process_has_a_backoff_of_its_own() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        retried, final = [await tasks.choosy_about_delays.enqueue(kind) for kind in ("retried", "final")]
+        with pytest.raises(JobFailed, match="KeyError"):
+            await final.result(timeout="20s")
+        assert (await final.get()).failures == 1
+        async with asyncio.timeout(20):
+            while (info := await retried.get()).failures == 0:
+                await asyncio.sleep(0.01)
+        assert info.run_at is not None
+        assert info.claimed_at is not None
+        assert info.failure is not None
+        assert info.failure.type == "ConnectionResetError"
+        assert 7000 < (info.run_at - info.claimed_at).total_seconds() < 7300
+        await retried.remove()
+
+
 async def test_a_process_knows_which_errors_are_retried() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         for kind, failures, error_type in [("retried", 3, "ConnectionResetError"), ("final", 1, "KeyError")]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from penstock.client.codec import Serde, resolve_serde
 from penstock.client.decorators import BatchDecorator, Other, TaskDecorator, batch_signature, parse_batching
 from penstock.client.events import EventTypes, Filter, Offsets, app_events, offset_of
+from penstock.client.execution import resolve_limits, resolve_retries, resolve_runner
 from penstock.client.hints import Hinting
 from penstock.client.imports import check_module, import_named, is_typed_in, source_of
 from penstock.client.middleware import AppHooks
@@ -27,7 +28,7 @@ from penstock.client.options import (
     refuse_unknown,
     with_policy,
 )
-from penstock.client.parsers import check_wait, listed, resolve_limits, resolve_retry_on, resolve_runner
+from penstock.client.parsers import check_wait, listed
 from penstock.client.queue import Queue
 from penstock.client.rules import task_rules
 from penstock.client.schedules import AppSchedulers
@@ -434,7 +435,7 @@ class App(Hinting, AppHooks, AppSchedulers):
             fields=placed(self._fields, fixed if rules is None else {**fixed, **rules.constants}),
             rules=rules,
             batching=batching,
-            retry_on=resolve_retry_on(name, given.get("retry_on")),
+            retries=resolve_retries(name, given.get("retry_on"), given.get("give_up_on")),
             wait=check_wait(given.get("wait", self.wait)),
         )
         self._tasks[name] = task

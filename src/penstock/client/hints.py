@@ -21,6 +21,8 @@ SAME_OPTION: Final = {
     "time_limit": "timeout",
     "default_retry_delay": "backoff",
     "autoretry_for": "retry_on",
+    "dont_autoretry_for": "give_up_on",
+    "retry_when": "retry_on",
     "retries": "max_retries",
     "retry": "max_retries",
     "imports": "include",
@@ -46,8 +48,6 @@ _AFTER_RUN: Final = "A job always ends after its run, and runs again if its work
 _CONTEXT: Final = "Annotate the first parameter with JobContext to get the job."
 OTHER_WAY: Final = {
     "bind": _CONTEXT,
-    "dont_autoretry_for": _RETRIES,
-    "retry_when": _RETRIES,
     "throws": _RETRIES,
     "retry_backoff": "Use backoff=Exponential.of(base=1, cap=600, jitter=1).",
     "retry_backoff_max": "Use backoff=Exponential.of(cap=...).",

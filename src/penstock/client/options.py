@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
+ErrorRule: TypeAlias = type[BaseException] | Callable[[Any], bool]
+"""An exception class, or a function that takes the error and says whether it is meant."""
+
 # Users pass these on from optional arguments of their own, so None means unset.
 _NONE_IS_UNSET: Final = frozenset(
     {"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after", "deadline"}
@@ -169,8 +172,9 @@ class TaskOptions(SharedOptions, total=False):
     - ``group``, ``cost``, ``priority``, ``dedup``, ``deadline``: as for a job, or computed from its arguments: by a
       template such as ``"customer-{customer_id}"``, or by a function whose parameters have names of the task's.
     - ``unique``: one open job per arguments: ``True``, names of arguments, or a ``Unique``.
-    - ``retry_on``: the exception classes to retry on; any other fails the job for good (default: all). Timeouts,
-      crashes and ``Retry`` are always retried.
+    - ``retry_on``: the errors to retry on; any other fails the job for good (default: all). Exception classes, or
+      functions that take the error; a mapping gives each a backoff of its own. ``give_up_on``: errors that fail the job
+      for good. Timeouts, crashes and ``Retry`` are always retried.
     - ``runner``: ``"auto"`` runs coroutine functions on the worker's loop, and other functions in threads.
       ``"process"`` is for work that keeps a processor busy. ``"sandbox"`` is for work that may crash, hang or leak:
       each run has its own process, limited to ``memory`` and ``cpu_time``.
@@ -184,7 +188,8 @@ class TaskOptions(SharedOptions, total=False):
     dedup: Dedup | str | Callable[..., Dedup | str | None] | None
     unique: bool | str | Sequence[str] | Unique
     deadline: Duration | Callable[..., datetime | Duration | None] | None
-    retry_on: type[BaseException] | Sequence[type[BaseException]]
+    retry_on: ErrorRule | Sequence[ErrorRule] | Mapping[Any, Backoff | Duration | BackoffFunction | None]
+    give_up_on: ErrorRule | Sequence[ErrorRule]
     runner: Literal["auto", "async", "thread", "process", "sandbox"]
     memory: Size | None
     cpu_time: Duration | None

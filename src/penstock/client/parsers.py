@@ -6,12 +6,10 @@ raises ``InvalidOption`` or ``InvalidName``.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
-from penstock.core.command import SandboxLimits, sandbox_limits
 from penstock.core.job import STAGED_FROM_MS, Conflict, Dedup, Policy
 from penstock.core.names import check_consumer, check_id, check_queue
 from penstock.core.outcome import wall_clock
@@ -19,8 +17,6 @@ from penstock.core.retry import Backoff, parse_backoff
 from penstock.core.text import check_text, shown
 from penstock.core.units import MAX_MS, Duration, milliseconds
 from penstock.errors import InvalidOption
-
-Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
 INT32: Final = 2**31 - 1
 _LAST_YEAR: Final = 6429
@@ -195,57 +191,3 @@ def conflict(name: str, value: Any) -> Conflict:
     raise InvalidOption(
         f"{name} must be {', '.join(map(repr, _CONFLICTS))} or a Conflict, got {shown(value)}."
     )
-
-
-# Options of a task, with its name
-
-
-def resolve_runner(name: str, func: Callable[..., Any], requested: str) -> Runner:
-    """Return the runner of a function. Raise ``InvalidOption`` if it does not suit the function."""
-    is_async = inspect.iscoroutinefunction(func)
-    match requested:
-        case "auto":
-            return "async" if is_async else "thread"
-        case "async" if is_async:
-            return "async"
-        case "thread" if not is_async:
-            return "thread"
-        case "process" if not is_async:
-            return "process"
-        case "sandbox":
-            return "sandbox"
-        case "async" | "thread" | "process":
-            kind = "a coroutine function" if is_async else "not a coroutine function"
-            raise InvalidOption(
-                f"runner={shown(requested)} does not suit task {shown(name)}, which is {kind}. Leave it at 'auto'."
-            )
-        case _:
-            raise InvalidOption(
-                f"runner must be 'auto', 'async', 'thread', 'process' or 'sandbox', got {shown(requested)}."
-            )
-
-
-def resolve_retry_on(name: str, given: Any) -> tuple[type[BaseException], ...] | None:
-    """Return the exception classes that a task is retried on. Raise ``InvalidOption`` for other values."""
-    if given is None:
-        return None
-    classes = (
-        (given,) if isinstance(given, type) else tuple(listed("retry_on", given, of="exception classes"))
-    )
-    for cls in classes:
-        if not isinstance(cls, type) or not issubclass(cls, BaseException):
-            raise InvalidOption(
-                f"retry_on of task {shown(name)} must name exception classes, got {shown(cls)}."
-            )
-    return classes
-
-
-def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:
-    """Return the limits of a run. Raise ``InvalidOption`` if its runner cannot enforce them."""
-    for option in ("memory", "cpu_time"):
-        if given.get(option) is not None and runner != "sandbox":
-            raise InvalidOption(
-                f"{option}={shown(given[option])} cannot be enforced for task {shown(name)}: its runs share a process. "
-                "Add runner='sandbox'."
-            )
-    return sandbox_limits(memory=given.get("memory"), cpu_time=given.get("cpu_time"))

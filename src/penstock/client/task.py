@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from penstock.client.codec import JobCodec, Raw, too_large
 from penstock.client.decorators import Batching
+from penstock.client.execution import Runner
 from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import SAME_OPTION, Hinting
 from penstock.client.options import (
@@ -32,12 +33,13 @@ from penstock.client.options import (
     placed,
     refuse_unknown,
 )
-from penstock.client.parsers import Runner, check_wait, listed
+from penstock.client.parsers import check_wait, listed
 from penstock.client.rules import Rules
 from penstock.client.signature import Signature
 from penstock.core.command import SandboxLimits
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue, uuid7
+from penstock.core.retry import RetryRules
 from penstock.core.schedule import When
 from penstock.core.text import shown
 from penstock.core.units import Duration
@@ -319,7 +321,7 @@ class Task(Dispatch[P, R]):
         defaults: Options,
         fields: Mapping[str, Any],
         batching: Batching | None = None,
-        retry_on: tuple[type[BaseException], ...] | None = None,
+        retries: RetryRules | None = None,
         wait: Duration | None = None,
         rules: Rules | None = None,
     ) -> None:
@@ -342,7 +344,7 @@ class Task(Dispatch[P, R]):
         self.defaults = defaults
         self.fields = fields
         self.batching = batching
-        self.retry_on = retry_on
+        self.retries = retries
         self.declared_rules = rules
         self.wait = wait
         self.source = source

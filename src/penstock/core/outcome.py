@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, assert_never
 import msgspec
 
 from penstock.core.names import check_signal, check_stage
-from penstock.core.retry import BackoffFunction, delay_ms
+from penstock.core.retry import EVERY_ERROR, Backoff, BackoffFunction, RetryRule, RetryRules, delay_ms
 from penstock.core.text import storable
 from penstock.core.units import MAX_MS, Duration, describe, milliseconds
 from penstock.errors import (
@@ -178,8 +178,15 @@ wall_clock: ContextVar[Callable[[], datetime]] = ContextVar(
 Backoffs = Mapping[str, BackoffFunction]
 
 
-def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome:
-    """Return the outcome of a run whose handler raised ``error``."""
+def failed(
+    error: BaseException,
+    lease: Lease,
+    *,
+    discarded: bool,
+    backoffs: Backoffs,
+    backoff: Backoff | BackoffFunction | None = None,
+) -> Outcome:
+    """Return the outcome of a run whose handler raised ``error``. ``backoff`` replaces that of the job."""
     try:
         match error:
             case SnoozeDirective() | SuspendDirective():
@@ -192,7 +199,12 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
                 return Fail(failure_of(error), final=True)
             case _:
                 explicit_ms = retry_delay_ms(error)
-        retry_in_ms = _backoff_ms(error, lease, backoffs) if explicit_ms is None else explicit_ms
+        if explicit_ms is not None:
+            retry_in_ms = explicit_ms
+        elif backoff is not None:
+            retry_in_ms = own_delay_ms(backoff, lease.failures + 1, error)
+        else:
+            retry_in_ms = _backoff_ms(error, lease, backoffs)
         return Fail(failure_of(error), retry_in_ms=retry_in_ms, final=discarded)
     except Exception as broken:
         # A failing backoff function or delay must not cost the job its retries. Report both errors.
@@ -241,12 +253,24 @@ def is_last(outcome: Fail, lease: Lease) -> bool:
     return outcome.final or lease.failures + 1 >= lease.options.attempts
 
 
-def is_retried(error: BaseException, retry_on: tuple[type[BaseException], ...] | None) -> bool:
-    """Return whether a task with these ``retry_on`` classes is retried after ``error``.
+def retry_rule(error: BaseException, retries: RetryRules) -> RetryRule | None:
+    """Return the rule by which a task with these rules is retried after ``error``; ``None`` if it is not.
 
-    A verdict decides for itself. A subprocess that ran the function has already checked its error.
+    A directive decides for itself. A subprocess that ran the function has already checked its error. A sandbox that
+    crashed is retried, unless the rules give up on it.
     """
-    return retry_on is None or isinstance(error, (*retry_on, Directive, SandboxError, RemoteError))
+    if isinstance(error, (Directive, RemoteError)):
+        return EVERY_ERROR
+    if isinstance(error, SandboxError):
+        return None if retries.gives_up_on(error) else EVERY_ERROR
+    return retries.rule_for(error)
+
+
+def own_delay_ms(backoff: Backoff | BackoffFunction, failures: int, error: BaseException) -> int:
+    """Return the delay of a rule's own backoff, which may be a function without a name."""
+    if callable(backoff):
+        return milliseconds(backoff(failures, error), what="delay returned by the backoff of retry_on")
+    return delay_ms(backoff, failures, random=chance.get(), error=error)
 
 
 def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Final, TypeAlias, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 import msgspec
 
@@ -175,6 +175,35 @@ def delay_ms(
             return milliseconds(function(failures, error), what=f"delay returned by backoff {shown(name)}")
         case _ as never:
             assert_never(never)
+
+
+class RetryRule(NamedTuple):
+    """Errors that are retried, and their own backoff; ``None``: that of the job."""
+
+    matches: Callable[[BaseException], bool]
+    backoff: Backoff | BackoffFunction | None = None
+
+
+class RetryRules(NamedTuple):
+    """The errors of a task that are retried (``None``: all), and those that fail the job for good, which come first."""
+
+    retry_on: tuple[RetryRule, ...] | None = None
+    give_up_on: tuple[RetryRule, ...] = ()
+
+    def gives_up_on(self, error: BaseException) -> bool:
+        """Return whether the rules name this error as one that fails the job for good."""
+        return any(rule.matches(error) for rule in self.give_up_on)
+
+    def rule_for(self, error: BaseException) -> RetryRule | None:
+        """Return the rule by which the error is retried; ``None`` if it fails the job for good."""
+        if self.gives_up_on(error):
+            return None
+        if self.retry_on is None:
+            return EVERY_ERROR
+        return next((rule for rule in self.retry_on if rule.matches(error)), None)
+
+
+EVERY_ERROR: Final = RetryRule(lambda error: True)
 
 
 def _grown(policy: Exponential, failures: int) -> int:

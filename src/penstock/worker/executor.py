@@ -29,7 +29,7 @@ from penstock.core.outcome import (
     aborted,
     failed,
     final_failure,
-    is_retried,
+    retry_rule,
     undecided,
 )
 from penstock.core.step import NewStep
@@ -313,8 +313,16 @@ class Executor:
         if run.abort is not None:
             return self._aborted(run)
         task = self._tasks.get(run.handler.task)
-        final = run.discarded or (task is not None and not is_retried(error, task.retry_on))
-        return failed(error, run.lease, discarded=final, backoffs=self._backoffs)
+        if task is None or task.retries is None:
+            return failed(error, run.lease, discarded=run.discarded, backoffs=self._backoffs)
+        rule = retry_rule(error, task.retries)
+        return failed(
+            error,
+            run.lease,
+            discarded=run.discarded or rule is None,
+            backoffs=self._backoffs,
+            backoff=rule.backoff if rule is not None else None,
+        )
 
     def _aborted(self, run: Run) -> Outcome | None:
         assert run.abort is not None

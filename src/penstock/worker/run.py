@@ -17,7 +17,7 @@ from penstock.core.outcome import Abort, Outcome
 from penstock.core.text import get_logger
 
 if TYPE_CHECKING:
-    from penstock.client.parsers import Runner
+    from penstock.client.execution import Runner
     from penstock.worker.context import JobContext
     from penstock.worker.slots import ServedQueue
 

@@ -19,8 +19,8 @@ from penstock.client.codec import Json
 from penstock.client.loopthread import run as run_on_loop_thread
 from penstock.core.job import Lease
 from penstock.core.names import check_signal
-from penstock.core.outcome import Failure, chance, failure_of, is_retried, retry_delay_ms
-from penstock.core.retry import delay_ms
+from penstock.core.outcome import Failure, chance, failure_of, own_delay_ms, retry_delay_ms, retry_rule
+from penstock.core.retry import EVERY_ERROR, RetryRule, RetryRules, delay_ms
 from penstock.core.step import MOST_JOB_BYTES, MOST_STEP_BYTES, NewStep, Step, StepStatus
 from penstock.core.text import get_logger, shown
 from penstock.errors import (
@@ -243,13 +243,19 @@ class JobSteps(StepRecords):
         policy, options = call.policy, self._lease.options
         attempts = options.attempts if policy.attempts is None else policy.attempts
         task = self._link.app.tasks.get(options.task)
-        retry_on = policy.retry_on or (None if task is None else task.retry_on)
-        is_last = failures >= attempts or isinstance(error, Unrecoverable) or not is_retried(error, retry_on)
+        retries = None if task is None else task.retries
+        if policy.retry_on:
+            classes = policy.retry_on
+            retries = RetryRules((RetryRule(lambda raised: isinstance(raised, classes)),))
+        rule = EVERY_ERROR if retries is None else retry_rule(error, retries)
+        is_last = failures >= attempts or isinstance(error, Unrecoverable) or rule is None
         new = self._new(call, record, began)
         if is_last:
             return msgspec.structs.replace(new, status="failed", failures=failures, failure=failure_of(error))
         rest_ms = retry_delay_ms(error)
-        if rest_ms is None:
+        if rest_ms is None and rule is not None and rule.backoff is not None and policy.backoff is None:
+            rest_ms = own_delay_ms(rule.backoff, failures, error)
+        elif rest_ms is None:
             custom = {**self._link.app.backoffs, **(policy.custom or {})}
             rest_ms = delay_ms(
                 policy.backoff or options.backoff, failures, random=chance.get(), custom=custom, error=error

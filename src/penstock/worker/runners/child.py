@@ -28,7 +28,7 @@ from penstock.client.app import App
 from penstock.client.task import Task
 from penstock.core.command import SandboxLimits
 from penstock.core.job import Lease
-from penstock.core.outcome import RemoteError, is_retried, kind_and_message, traceback_of
+from penstock.core.outcome import RemoteError, kind_and_message, own_delay_ms, retry_rule, traceback_of
 from penstock.core.text import storable
 from penstock.core.units import milliseconds
 from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
@@ -248,7 +248,7 @@ def perform(
             undecodable = True
             args, kwargs = task.signature.unpack(request.lease.payload, task.serde, context=context)
             undecodable = False
-            answer = _called(task, args, kwargs)
+            answer = _called(task, args, kwargs, failures=request.lease.failures)
             if context.suspension is not None:
                 raise context.suspension  # The handler swallowed it.
             return Done(task.result_serde.encode(answer))
@@ -256,15 +256,20 @@ def perform(
         return raised(error, undecodable=undecodable and isinstance(error, InvalidInput))
 
 
-def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the function. Wrap an error that must not be retried: only its name would reach the worker."""
+def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, failures: int) -> Any:
+    """Call the function. Wrap an error that rules of the task decide about: only its name would reach the worker."""
     try:
         answer = task.func(*args, **kwargs)
         return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     except Exception as error:
-        if is_retried(error, task.retry_on):
+        if task.retries is None:
             raise
-        raise Unrecoverable(error) from error
+        rule = retry_rule(error, task.retries)
+        if rule is None:
+            raise Unrecoverable(error) from error
+        if rule.backoff is None:
+            raise
+        raise errors.Retry(error, delay=own_delay_ms(rule.backoff, failures + 1, error) / 1000) from error
 
 
 def _take_along(app: App, moved_to: tuple[str, str | None] | None) -> None:
