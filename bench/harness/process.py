@@ -116,6 +116,9 @@ def measure_engine(
                     label = {"engine": engine, "table": name, "step": step, "round": number}
                     samples.append(sample | label | {"core_speed": core_speed()})
                     print(f"# {number + 1}/{args.rounds} {engine} {name} {step}: {sample}", file=sys.stderr)
+        for name, place in places.items():
+            found = {"files": place.files(), "increments": place.increments}
+            samples.append({"engine": engine, "table": name, "step": "files", **found})
     finally:
         if server:
             server.stop()
@@ -231,6 +234,11 @@ def page(run: dict[str, Any]) -> str:
         for engine in run["engines"]
         for step in STEPS[1:]
     ]
+    files = [
+        f"{engine}: {values(run, 'files', engine=engine, table='large')[0]:g} files after "
+        f"{values(run, 'increments', engine=engine, table='large')[0]:g} increments."
+        for engine in run["engines"]
+    ]
     server = values(run, "server_us", table="new")
     said = (
         f"Valkey: {spread(server)} us of server time per new row, p99 of a call "
@@ -245,7 +253,8 @@ def page(run: dict[str, Any]) -> str:
             *markdown(head, lines),
             "\nOne row on a warm session:\n",
             *markdown(["engine", "step", "Spark jobs", "seconds"], ones),
-            f"\n{said}",
+            f"\n{said}\n",
+            "Output of the large table: " + " ".join(files),
         ]
     )
 

@@ -35,10 +35,11 @@ class Place:
     def __init__(self, spark: SparkSession, url: str, folder: Path, *, rows: int) -> None:
         self.spark, self.url = spark, url
         self.table, self.output = folder / "table", folder / "output"
-        self.count = 0
+        self.count = self.increments = 0
         if rows:
             self.add(rows)
             self._settle()
+            self.increments = 0
 
     @property
     def task(self) -> Any:
@@ -56,6 +57,11 @@ class Place:
         named = made.select(*(column.alias(name) for column, name in zip(columns, PAYLOAD, strict=True)))
         named.write.mode("append").parquet(str(self.table))
         self.count += rows
+        self.increments += 1
+
+    def files(self) -> int:
+        """Return how many files the output has."""
+        return len(list(self.output.glob("*.parquet")))
 
     def bare(self) -> int:
         """Read both tables, hash each row, and return how many rows the output does not have."""
