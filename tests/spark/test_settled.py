@@ -15,6 +15,7 @@ import penstock.spark as ps
 from penstock.errors import InvalidInput
 from penstock.spark.processing import enqueue, plan
 from penstock.spark.processing.ledger import Ledger
+from penstock.spark.processing.request import Request
 from penstock.spark.processing.settled import row_hashes
 from penstock.spark.rows import Layout
 from tests.spark import table_tasks
@@ -29,11 +30,13 @@ def tasks(file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
     return importlib.reload(table_tasks)
 
 
-@pytest.fixture(params=["few rows", "many rows"])
+@pytest.fixture(params=["few rows", "many rows", "few new rows"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan the rows in this process, or have Spark do it."""
+    """Plan the rows in this process, or have Spark do it; look the rows up in the index, or the index in the rows."""
     if request.param == "many rows":
         monkeypatch.setattr(enqueue, "_FEW", -1)
+    elif request.param == "few new rows":
+        monkeypatch.setattr(Request, "follows", True)
 
 
 def numbers(spark: SparkSession, *pairs: tuple[str, int]) -> DataFrame:
@@ -148,6 +151,13 @@ def test_settled_rows_are_neither_taken_nor_looked_up(
     assert do(numbers(spark, *rows), tasks.double, output).plan.done == 50
     assert do(numbers(spark, *rows, ("new", 1)), tasks.double, output).completed == 1
     assert asked == [0, 1]
+
+
+def test_positions_make_the_bitmaps_that_spark_makes(spark: SparkSession) -> None:
+    positions = [0, 1, 2, 9, 32_767, 32_768, 32_769, 65_536, 65_537, 1_000_000]
+    frame = spark.createDataFrame([(0, position) for position in positions], "kind int, position long")
+    ((_, expected),) = enqueue._bitmaps(frame)[0].items()
+    assert enqueue._bitmaps_of(positions) == expected
 
 
 def test_a_run_of_one_row_takes_few_spark_jobs(

@@ -7,7 +7,7 @@ settled, and takes a snapshot of the others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
@@ -271,6 +271,7 @@ _FEW_BYTES: Final = 8 << 20
 # For a larger index, Spark chooses the join.
 _MAX_BROADCAST: Final = 2_000_000
 _OTHER: Final = 0
+_BUCKET_BITS: Final = 32_768
 
 # Bitmaps by kind and bucket.
 _Bitmaps: TypeAlias = dict[int, dict[int, int]]
@@ -308,9 +309,13 @@ class IntakeRows:
 
 
 class Intake:
-    """Reads the rows of ``df`` for one run, with temporary files in ``folder``."""
+    """Reads the rows of ``df`` for one run, with temporary files in ``folder``. With ``expects_few``, the rows are
+    probably few, although the index may be large."""
 
-    def __init__(self, df: DataFrame, layout: Layout, ledger: Ledger, folder: str) -> None:
+    def __init__(
+        self, df: DataFrame, layout: Layout, ledger: Ledger, folder: str, *, expects_few: bool = False
+    ) -> None:
+        self._expects_few = expects_few
         self._df = df
         self._layout = layout
         self._ledger = ledger
@@ -339,6 +344,8 @@ class Intake:
         if entries is None or index is None or self._hashes is None:
             return self.take_all()
         settled = entries if not retry_failed else entries.where(F.col("settled") == COMPLETED)
+        if self._expects_few and (taken := self._take_few(settled)) is not None:
+            return taken
         known = settled.select("first", F.col("second").alias("was"), "settled", "position")
         if index.contents.keys <= _MAX_BROADCAST:
             known = F.broadcast(known)
@@ -351,6 +358,26 @@ class Intake:
         few = fresh.toArrow() if count <= _FEW else None
         rows = materialize(fresh, f"{self._folder}/input") if few is None else self._frame(few)
         return IntakeRows(rows, _small(few), count=count, known=bitmaps, settled_rows=sum(counts.values()))
+
+    def _take_few(self, settled: DataFrame) -> IntakeRows | None:
+        """Return the rows, and look them up in the index; ``None`` if they are many. The other way round, Spark would
+        load the whole index for a few rows."""
+        few = self._snapshot(self._df, self._hashes).limit(_FEW + 1).toArrow()
+        if few.num_rows > _FEW:
+            return None
+        firsts = self._df.sparkSession.createDataFrame(few.select(["first"])).distinct()
+        entries = settled.join(F.broadcast(firsts), "first", "left_semi").collect()
+        by_hashes = {(row["first"], row["second"]): row for row in entries}
+        found = [by_hashes.get(hashes) for hashes in _pairs(few, "first", "second")]
+        hits = [row for row in found if row is not None]
+        known = {
+            kind: _bitmaps_of(row["position"] for row in hits if row["settled"] == kind)
+            for kind in {row["settled"] for row in hits}
+        }
+        rest = few.filter(pa.array([row is None for row in found], pa.bool_()))
+        return IntakeRows(
+            self._frame(rest), _small(rest), count=rest.num_rows, known=known, settled_rows=len(hits)
+        )
 
     def take_all(self) -> IntakeRows:
         """Return all rows, without using the index."""
@@ -413,6 +440,21 @@ def _bitmaps(rows: DataFrame) -> tuple[_Bitmaps, dict[int, int]]:
         bitmaps[row["kind"]][row["bucket"]] = int.from_bytes(row["bits"])
         counts[row["kind"]] += row["rows"]
     return dict(bitmaps), dict(counts)
+
+
+def _bitmaps_of(positions: Iterable[int]) -> dict[int, int]:
+    """Return positions as bitmaps by bucket, as ``_bitmaps`` does."""
+    bitmaps: dict[int, int] = defaultdict(int)
+    for position in positions:
+        # Spark begins to count at 1.
+        bucket, bit = divmod(position - 1, _BUCKET_BITS) if position else (-1, 0)
+        byte = _BUCKET_BITS // 8 - 1 - bit // 8
+        bitmaps[bucket + 1] |= 1 << (8 * byte + bit % 8)
+    return dict(bitmaps)
+
+
+def _pairs(table: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
 def _ones(bitmap: dict[int, int]) -> int:

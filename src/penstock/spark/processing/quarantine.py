@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import NullType, StructType
 
 from penstock.errors import InvalidInput, InvalidOption
@@ -49,13 +50,15 @@ class Quarantine:
                 f"content. Its columns are: {', '.join(former.columns)}. Choose another quarantine."
             )
 
-    def update(self, rows: DataFrame, *, seen: DataFrame, key: Sequence[str], folder: str) -> None:
-        """Write ``rows``, and keep the others, but not those with a key of ``seen``. Temporary files are in
-        ``folder``."""
+    def update(self, rows: DataFrame, results: DataFrame, key: Sequence[str], folder: str) -> None:
+        """Write ``rows``, and keep the others that have still failed or been rejected by ``results``. Temporary files
+        are in ``folder``."""
         rows = _without_void(rows)
         former = self._read(rows.schema)
         if former is not None and set(key) <= set(former.columns):
-            others = former.join(seen.select(*map(quoted, key)), list(key), "left_anti")
+            standing = results.where(F.col(f"{PREFIX}state").isin("failed", "rejected"))
+            others = former.join(standing.select(*map(quoted, key)), list(key), "left_semi")
+            others = others.join(rows.select(*map(quoted, key)), list(key), "left_anti")
             rows = rows.unionByName(others, allowMissingColumns=True)
             if self._delta is None:
                 # Spark cannot read a table while it replaces it.

@@ -132,17 +132,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     # The tables are parts of a larger input, like the batches of a stream.
     is_part: bool = False
 
+    @property
+    def follows(self) -> bool:
+        """Return whether a run looks only at a part of its input, such as the new rows."""
+        return self.is_part or self.since is not None
+
     def carry_out(self, df: DataFrame, workers: RunWorkers | None = None) -> Processed:
         """Run the task on the rows of a table, or only plan it for a dry run. Start workers unless they are passed."""
         if not isinstance(self.since, str):
             return self._carry_out(df, workers)
-        followed = follow(df, self.since, self._checked_ledger(df), is_whole=self.retry_failed)
+        followed = follow(df, self.since, self._ledger(df), is_whole=self.retry_failed)
         return self._followed(followed, workers)
 
     def carry_out_on_delta(self, table: DeltaTable, spark: SparkSession) -> Processed:
         """Run the task on the rows that a Delta table gained since a version."""
         assert self.since is not None
-        ledger = self._checked_ledger(delta_dataframe(table, spark))
+        ledger = self._ledger(delta_dataframe(table, spark))
         return self._followed(
             follow_version(table, spark, self.since, ledger, is_whole=self.retry_failed), None
         )
@@ -153,7 +158,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         is_whole = done.completed + done.failed + done.reused >= done.plan.todo
         is_complete = is_whole and not (self.dry_run or done.stopped or self.limit is not None)
         if followed.mark is not None and is_complete and not isinstance(self.since, int):
-            write_mark(followed.rows.sparkSession, self._checked_ledger(followed.rows), followed.mark)
+            write_mark(followed.rows.sparkSession, self._ledger(followed.rows), followed.mark)
         return done
 
     def _carry_out(self, df: DataFrame, workers: RunWorkers | None) -> Processed:
@@ -285,8 +290,8 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
         if request.quarantine is None:
             return
         quarantine = Quarantine(self.df.sparkSession, request.quarantine, request.format)
-        if request.is_part or request.since is not None:
-            quarantine.update(tables.failed_or_rejected(), seen=self.df, key=request.key, folder=scratch.path)
+        if request.follows:
+            quarantine.update(tables.failed_or_rejected(), tables.results(), request.key, scratch.path)
         else:
             quarantine.replace(tables.failed_or_rejected())
 
@@ -310,7 +315,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def _planned(self, ledger: Ledger, scratch: Scratch) -> Planned:
         return planned(
-            Intake(self.df, self.layout, ledger, scratch.path),
+            Intake(self.df, self.layout, ledger, scratch.path, expects_few=self.request.follows),
             ledger,
             on_change=self.request.on_change,
             retry_failed=self.request.retry_failed,
