@@ -151,6 +151,8 @@ def test_a_run_on_new_rows_keeps_the_others_in_quarantine(
     assert held() == ["k3", "k4"]
     assert done.retry_failed().failed == 2
     assert held() == ["k3", "k4"]
+    done = do(numbers(spark, 4), tasks.double, output, **{**given, "since": None})
+    assert (done.retry_failed().completed, held()) == (1, [])
 
 
 @pytest.mark.timeout(300)

@@ -84,6 +84,23 @@ def test_only_failed_rows_are_run_again(spark: SparkSession, tasks: ModuleType, 
     assert again.retry_failed().retry_failed().failed == 1
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_rows_that_were_mended_are_completed_in_the_tables_of_their_run(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, format: str
+) -> None:
+    output, df = tmp_path / "doubles", numbers(spark, 1, 2, 3)
+    first = do(df, tasks.double, output, format=format, expect=lambda value: value < 4)
+    assert first.failed == 2
+    again = do(first.failed_rows.where("n = 2"), tasks.double, output, format=format, retry_failed=True)
+    # The input reads the output as it was, the result as it is.
+    assert [(row["k"], row["penstock_state"]) for row in again.joined.collect()] == [("k2", "completed")]
+    assert first.failed_rows.count() == 1
+    retried = do(df, tasks.double, output, format=format).retry_failed()
+    assert [row["k"] for row in retried.completed_rows.collect()] == ["k3"]
+    assert retried.failed_rows.count() == 0
+
+
 def test_a_failed_row_that_is_run_again_by_a_killed_run_is_waited_for(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     AtomicType,
@@ -36,9 +36,9 @@ _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _BROKEN: Final = (FloatType, DoubleType, DecimalType)
 
 
-def read_json(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
+def read_json(reader: DataFrameReader, path: str, schema: StructType) -> DataFrame:
     """Return the rows at ``path`` with these types. Raise ``AnalysisException`` if there is nothing."""
-    return spark.read.schema(schema).json(path)
+    return reader.schema(schema).json(path)
 
 
 def check_json(spark: SparkSession, path: str, schema: StructType, *, key: StructType, optional: str) -> None:
@@ -67,7 +67,7 @@ def check_json(spark: SparkSession, path: str, schema: StructType, *, key: Struc
                 f"{path} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
                 f"{field.dataType.simpleString()}. Cast the column, or choose another output."
             )
-    typed = read_json(spark, path, StructType([*schema.fields]).add(_TORN, StringType()))
+    typed = read_json(spark.read, path, StructType([*schema.fields]).add(_TORN, StringType()))
     # Spark cannot select this column alone.
     torn = typed.select(_TORN, schema.fieldNames()[-1]).where(F.col(_TORN).isNotNull()).first()
     if torn is not None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -168,8 +169,8 @@ class Ledger:
             if not self._is_inferred:
                 self._note_names(self._spark.read.json(path).columns)
                 self._is_inferred = True
-            return read_json(self._spark, path, self._schema)
-        return self._spark.read.format(self._format).option("mergeSchema", "true").load(path)
+            return read_json(_distinct(self._spark.read), path, self._schema)
+        return _distinct(self._spark.read).format(self._format).option("mergeSchema", "true").load(path)
 
     @property
     def has_index(self) -> bool:
@@ -371,6 +372,11 @@ class Ledger:
         """Return our columns and their types, without prefix."""
         value = [] if self._value is None else [(VALUE, self._value)]
         return [*((field.name, field.dataType) for field in COLUMNS), *value]
+
+
+def _distinct(reader: DataFrameReader) -> DataFrameReader:
+    """Return a reader whose reads differ from all others. Spark would take an earlier read of the folder for the same."""
+    return reader.option("penstockRead", uuid4().hex)
 
 
 def latest(rows: DataFrame) -> DataFrame:

@@ -120,6 +120,12 @@ class RunTables(msgspec.Struct, frozen=True, kw_only=True):
         """Return the rows of ``joined`` that failed or were rejected."""
         return self.joined().where(F.col(f"{PREFIX}state").isin("failed", "rejected"))
 
+    def failed_input(self) -> DataFrame:
+        """Return the rows of the input that have failed up to now. They do not depend on what the output becomes."""
+        failed = self.joined().where(F.col(f"{PREFIX}state") == "failed").select(*map(quoted, self.key))
+        keys = failed.sparkSession.createDataFrame(failed.toArrow(), failed.schema)
+        return self.without_result_columns().join(keys, list(self.key), "left_semi")
+
     def without_result_columns(self) -> DataFrame:
         """Return the input without columns that an earlier run has added to it."""
         ours = {f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)} - set(self.key)
@@ -204,8 +210,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
 
     def retry_failed(self) -> Processed:
         """Run only the failed rows again, with the options of this run."""
-        failed = self.failed_rows.select(*map(quoted, self.tables.without_result_columns().columns))
-        return self.tables.again(failed)
+        return self.tables.again(self.tables.failed_input())
 
     def cost_by(self, *columns: str, all_runs: bool = False) -> DataFrame:
         """Return the cost of this run by day and by ``columns`` of the input (default: the group column).
