@@ -375,7 +375,7 @@ class Ledger:
 
 
 def _distinct(reader: DataFrameReader) -> DataFrameReader:
-    """Return a reader whose reads differ from all others. Spark would take an earlier read of the folder for the same."""
+    """Return a reader whose reads differ from all others. To Spark, two reads of a folder are the same."""
     return reader.option("penstockRead", uuid4().hex)
 
 
