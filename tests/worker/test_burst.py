@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Flow, JobContext, RateLimited, State, Suspend, current_job
-from tests.worker.conftest import working
+from tests.worker.conftest import until, working
 
 
 async def burst(app: App, *queues: str) -> None:
@@ -125,6 +125,23 @@ async def test_a_flow_over_queues_is_run_to_its_end(app: App) -> None:
         await app.enqueue_flow(Flow(collect.job(), [child.job(), child.job()]))
     await burst(app, "b", "a")
     assert await app.queue("a").open() == await app.queue("b").open() == 0
+
+
+async def test_a_long_wait_for_a_delayed_job_is_logged_once(app: App, said: pytest.LogCaptureFixture) -> None:
+    @app.task
+    async def note() -> None: ...
+
+    def about_waiting() -> list[str]:
+        return [text for text in said.messages if "this burst worker waits" in text]
+
+    await note.options(delay="1d").enqueue()
+    async with working(app, burst=True):
+        [line] = await until(about_waiting)
+        assert line.startswith("queue 'default': nothing is due for 23h59m")
+        assert line.endswith("this burst worker waits, because 1 job is open")
+        now = await note.enqueue()
+        await now.result(timeout="10s")
+        await until(lambda: len(about_waiting()) == 2)
 
 
 async def test_a_job_of_a_queue_that_others_serve_is_waited_for(app: App) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 
 from penstock.client.firing import Fire, sweep
 from penstock.client.job_verbs import take_back
+from penstock.client.situation import counted, in_units
 from penstock.core.flow import DependencyRecord
 from penstock.core.job import Job
 from penstock.core.lifecycle import OPEN, State
@@ -31,7 +32,7 @@ from penstock.core.text import get_logger, log_to_stderr
 from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import StorageError
 from penstock.storage.contract import Storage
-from penstock.storage.values import Swept
+from penstock.storage.values import Counts, Swept
 from penstock.worker.recovery import Round, Rounds
 from penstock.worker.slots import ServedQueue
 
@@ -48,6 +49,7 @@ _MOST_ROUNDS: Final = 20
 _AT_ONCE: Final = 200
 _CLOCKS_EVERY_S: Final = 60.0
 _SKEW_MS: Final = 2_000
+_LONG_WAIT_MS: Final = 5_000
 
 
 class DeathWatch:
@@ -138,6 +140,8 @@ class DrainWatch:
         self._ended = ended
         # By queue, the number of claims when it was last reported as drained.
         self._reported: dict[str, int] = {}
+        # The same for the last long wait.
+        self._waits: dict[str, int] = {}
         # By queue, a job that waits for another queue: while it does, the other jobs need no check.
         self._awaits: dict[str, str] = {}
         self._check: asyncio.Task[None] | None = None
@@ -192,7 +196,20 @@ class DrainWatch:
                 f"queue {served.name!r} has {counts.blocked} blocked jobs that need an action: "
                 "resume a group, send a signal or retry a job"
             )
+        self._note_wait(served, counts)
         return ""
+
+    def _note_wait(self, served: ServedQueue, counts: Counts) -> None:
+        """Log, once until the next claim, that nothing is due for a while."""
+        wait_ms = 0 if counts.waiting or counts.active else counts.next_ms or 0
+        if wait_ms < _LONG_WAIT_MS or self._waits.get(served.name) == served.claims:
+            return
+        self._waits[served.name] = served.claims
+        verb = "is" if counts.open == 1 else "are"
+        _worker_logger.info(
+            "queue %r: nothing is due for %s; this burst worker waits, because %s %s open",
+            *(served.name, in_units(wait_ms), counted(counts.open, "job"), verb),
+        )
 
     async def _is_over_budget(self, served: ServedQueue) -> bool:
         """Return whether a budget without a period is spent. A budget with a period is worth waiting for."""
