@@ -269,3 +269,19 @@ async def test_news_that_were_read_in_a_group_with_a_failing_call_are_not_lost(o
     assert isinstance(failed, JobNotFound)
     assert isinstance(found, list)
     assert [news.id for news in found] == ["a"]
+
+
+async def test_watching_jobs_that_have_ended_does_not_take_the_writer(storage: SqliteStorage) -> None:
+    await storage.enqueue("mail", [NewJob("a"), NewJob("b")])
+    [lease] = (await storage.claim("mail", Take("worker", 1, 60_000))).leases
+    await storage.settle("mail", [Settlement("a", lease.token, Complete(b"done"))])
+    before = writer_of(storage).commits
+
+    [ended] = await storage.watch("mail", ["a"], listener="l")
+    assert ended is not None
+    assert ended.result == b"done"
+    assert writer_of(storage).commits == before
+
+    both = await storage.watch("mail", ["a", "b"], listener="l")
+    assert both == [ended, None]
+    assert writer_of(storage).commits == before + 1

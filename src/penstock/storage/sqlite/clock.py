@@ -133,6 +133,10 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         marks = self.marks
         return (marks.lag_ms, marks.edge) if self.now_ms < marks.doubt_until else (0, 0)
 
+    def is_over(self, kept_until_ms: int) -> bool:
+        """Return whether a finished record has expired and waits only for the next sweep. 0: it is open."""
+        return 0 < kept_until_ms <= self.now_ms and self.is_past(kept_until_ms)
+
     def is_past(self, at_ms: int) -> bool:
         """Return whether data to be kept until ``at_ms`` may be deleted."""
         if at_ms > self.now_ms or not self.packed_marks:

@@ -276,6 +276,11 @@ class Session:
             lambda transaction: mend_all(transaction, (self._namespace, queue)), weight=weight
         )
 
+    @property
+    def reads_beside(self) -> bool:
+        """Return whether reads need not wait for the writer: all but those of a database in memory."""
+        return self._reader is not None
+
     async def read(self, queue: str, look: Callable[[View], Answer]) -> Answer:
         """Run ``look`` on one committed state of a queue. In memory there is one connection, so it waits its turn."""
         sql = self._reader

@@ -169,7 +169,6 @@ class SqliteStorage(VerbsOnIds):
     metrics = _reads(queries.metrics)
     clock = _reads(queries.clock)
     logs = _reads(queries.logs)
-    watch = _writes(queries.watch)
 
     # The event log
 
@@ -312,6 +311,18 @@ class SqliteStorage(VerbsOnIds):
 
         # A signal is enough: it may stand for a job that is due sooner than the waiter knew.
         return await session.until("w", queue, look, timeout_ms=timeout_ms, signalled=True)
+
+    async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
+        # Only a job that is still open takes the writer, which registers the listener.
+        if (
+            ids
+            and self._opened.reads_beside
+            and (ends := await self._opened.read(queue, lambda view: queries.ends(view, ids)))
+        ):
+            return ends
+        return await self._opened.write(
+            queue, lambda unit: queries.watch(unit, ids, listener=listener), weight=len(ids) or 1
+        )
 
     async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
         session = self._opened

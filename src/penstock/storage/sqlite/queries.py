@@ -48,6 +48,7 @@ ORDERS: Final[dict[State, tuple[str, str, str]]] = {
     State.CANCELLED: ("finished", "kept_until", "id"),
 }
 _SCANNED_PER_CALL: Final = 10_000
+_records_sql = statements("records")
 _scan_sql = statements("scan")
 _SEARCH_PAGE: Final = 500
 _search_sql = statements("search")
@@ -319,6 +320,21 @@ def watch(unit: Unit, ids: Sequence[str], *, listener: str) -> list[Finished | N
             unit.listen(known[id_], listener)
     unit.flush()
     return answers
+
+
+def ends(view: View, ids: Sequence[str]) -> list[Finished | None]:
+    """Return how these jobs ended if all have ended and can be read; otherwise nothing. ``watch`` does the rest."""
+    rows = view.sql.execute(_records_sql["by_ids"], (_json.encode(ids).decode(), view.queue.key))
+    records = {record.id: record for record in (Record(*row) for row in rows)}
+    moment = view.queue.moment()
+    try:
+        found = {
+            id_: _ended(record) for id_, record in records.items() if not moment.is_over(record.kept_until)
+        }
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return []
+    answers = [found.get(id_) for id_ in ids]
+    return [] if None in answers else answers
 
 
 def _ended(record: Record) -> Finished | None:

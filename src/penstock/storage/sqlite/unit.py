@@ -169,7 +169,7 @@ class Unit:
 
     def is_over(self, record: Record) -> bool:
         """Return whether a finished record has expired and waits only for the next sweep."""
-        return 0 < record.kept_until <= self.now_ms and self.moment.is_past(record.kept_until)
+        return self.moment.is_over(record.kept_until)
 
     def draw(self) -> int:
         """Draw the queue's next number: an incarnation, a place in line, or a token."""
