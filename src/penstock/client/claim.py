@@ -16,7 +16,7 @@ from penstock.client.situation import instant
 from penstock.core.job import EMPTY_EXTRAS, Extras, Lease, Policy
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import check_stage
-from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
+from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze, failed, suspension
 from penstock.core.text import get_logger, storable_value, text_of
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import (
@@ -201,8 +201,6 @@ class ClaimedJob(LeasedJob):
         ``final`` fails the job for good. An error decides itself, as in a worker, if it is a ``Retry``, ``Snooze``,
         ``Suspend`` or ``Unrecoverable``. The last failure is kept for ``ttl`` (default: ``failure_ttl``).
         """
-        from penstock.core.outcome import failed
-
         cause = _Failed(error) if isinstance(error, str) else error
         outcome = failed(cause, self._lease, discarded=False, backoffs=self._source.app.backoffs)
         if isinstance(outcome, Fail):
@@ -227,8 +225,6 @@ class ClaimedJob(LeasedJob):
         self, signal: str, *, timeout: Duration | None = None, stage: str | None = None
     ) -> bool:
         """Run the job again when ``signal`` arrives, or after ``timeout``. No counter changes."""
-        from penstock.core.outcome import suspension
-
         return await self._settle(suspension(Suspend(signal, timeout=timeout, stage=stage)))
 
     async def wait_for_children(self) -> bool:

@@ -31,6 +31,7 @@ from penstock.core.names import check_queue
 from penstock.core.text import get_logger, log_to_stderr
 from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import StorageError
+from penstock.storage import open_storage
 from penstock.storage.contract import Storage
 from penstock.storage.values import Counts, Swept
 from penstock.worker.recovery import Round, Rounds
@@ -358,8 +359,6 @@ class Sweeper:
 
 
 async def _serve(url: str, queues: Sequence[str] | None, interval: str) -> None:
-    from penstock.storage import open_storage
-
     storage = open_storage(url)
     await storage.open()
     try:

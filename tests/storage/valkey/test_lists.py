@@ -11,7 +11,7 @@ from penstock.core.lifecycle import EventType, PromoteAnswer, RemoveAnswer, Retr
 from penstock.core.retry import Exponential
 from penstock.storage.valkey.jobs import STATES, parse_header, stored_options
 from penstock.storage.valkey.library import library
-from penstock.storage.valkey.operating import letters_of
+from penstock.storage.valkey.operator_verbs import letters_of
 
 FILES = {
     entry.name: entry.read_text()

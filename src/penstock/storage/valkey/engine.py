@@ -28,13 +28,13 @@ from penstock.storage.valkey.client import ClientRouter
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.jobs import STATE_OF, decode_failure, encode_after, encode_jobs
 from penstock.storage.valkey.library import DEFAULT_NAMESPACE, Keys, library
-from penstock.storage.valkey.operating import Operating
+from penstock.storage.valkey.operator_verbs import OperatorVerbs
 from penstock.storage.valkey.outbox import OutboxSender
-from penstock.storage.valkey.reading import Reading
+from penstock.storage.valkey.queries import Queries
 from penstock.storage.valkey.replies import ReplyError, run_id
 from penstock.storage.valkey.routers import Router, router_for
-from penstock.storage.valkey.running import ENQUEUED, Running, refusal
 from penstock.storage.valkey.steps import Steps
+from penstock.storage.valkey.worker_verbs import ENQUEUED, WorkerVerbs, refusal
 from penstock.storage.values import Ticket, WorkerRecord, with_deaths
 
 # Flows
@@ -53,7 +53,7 @@ _pack = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(tuple[int, str, str]).decode
 
 
-class Flowing(Running):
+class FlowVerbs(WorkerVerbs):
     """Verbs on flows."""
 
     async def enqueue_flows(
@@ -266,7 +266,7 @@ def _checked(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     return call
 
 
-class ValkeyStorage(Operating, Flowing, Reading, Steps):
+class ValkeyStorage(OperatorVerbs, FlowVerbs, Queries, Steps):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Create it with ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which the caller
@@ -293,8 +293,8 @@ class ValkeyStorage(Operating, Flowing, Reading, Steps):
                 "replicas is not available with a cluster client, whose connections cannot be told apart. "
                 "Give a URL (valkey+cluster://…?replicas=1), or a client of one server."
             )
-        Running.__init__(self)
-        Reading.__init__(self)
+        WorkerVerbs.__init__(self)
+        Queries.__init__(self)
         self.url = url
         self.namespace = check_namespace(namespace)
         keys = Keys(self.namespace)

@@ -65,7 +65,7 @@ _pack = msgspec.msgpack.Encoder().encode
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
-class Running:
+class WorkerVerbs:
     """The part of the engine that runs jobs: enqueue, claim, settle, extend, sweep, report."""
 
     _calls: Calls

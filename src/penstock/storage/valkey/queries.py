@@ -90,7 +90,7 @@ def _cursor(score: bytes, member: bytes) -> str:
     return f"{score.decode()}:{member.hex()}" if score else ""
 
 
-class Reading:
+class Queries:
     """The part of the engine that reads jobs and events, and waits for them."""
 
     _calls: Calls

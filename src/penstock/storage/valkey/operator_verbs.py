@@ -29,7 +29,7 @@ from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Refused
 from penstock.storage.valkey.jobs import encode_jobs, parse_header, stored_options
 from penstock.storage.valkey.replies import Arg
-from penstock.storage.valkey.running import Running, refusal
+from penstock.storage.valkey.worker_verbs import WorkerVerbs, refusal
 from penstock.storage.values import (
     Budget,
     Bulk,
@@ -90,7 +90,7 @@ def letters_of(answers: Any) -> dict[str, str]:
     return {"-" if answer == "not_found" else answer[0]: answer for answer in get_args(answers)}
 
 
-class Operating(Running, VerbsOnIds):
+class OperatorVerbs(WorkerVerbs, VerbsOnIds):
     """The part of the engine that operates on jobs and queues. Bulk verbs call once per step."""
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
