@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 
 from penstock import App
 from penstock.core.job import NewJob
+from penstock.core.outcome import Release
 from penstock.errors import StorageUnavailable
 from penstock.storage.contract import Storage
-from penstock.storage.values import Take
+from penstock.storage.values import Claimed, Held, SettledBatch, Settlement, Take
 from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.recovery import Rounds
 from penstock.worker.slots import ServedQueue
@@ -116,6 +117,68 @@ async def test_the_dead_workers_of_other_queues_are_found(
         with pytest.raises(StorageUnavailable):
             await watch.run_once()
     assert (await storage.counts("near")).waiting == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_the_jobs_of_other_queues_run(
+    app: App, storage: Storage, concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.worker.fetcher._LATE_S", 0.01)
+
+    @app.task(queue="near")
+    async def square(n: int) -> int:
+        return n * n
+
+    claim = Reach(storage.claim, hangs=True)
+    monkeypatch.setattr(storage, "claim", claim)
+    async with working(app, queues=["away", "near"], concurrency=concurrency):
+        await until(lambda: claim.calls["away"])
+        jobs = await square.enqueue_many([square.job(n) for n in range(20)])
+        assert [await job.result(timeout="20s") for job in jobs] == [n * n for n in range(20)]
+
+
+async def test_a_late_answer_brings_no_more_jobs_than_there_is_room_for(
+    app: App, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.worker.fetcher._LATE_S", 0.01)
+    gate, running, claim = asyncio.Event(), asyncio.Semaphore(1), storage.claim
+    begun: list[str] = []
+
+    @app.task
+    async def work(queue: str) -> str:
+        assert not running.locked()
+        async with running:
+            begun.append(queue)
+            if queue == "near":
+                gate.set()
+                await until(lambda: handed_back)
+        return queue
+
+    handed_back: list[Held] = []
+    settle = storage.settle
+
+    async def claim_late(queue: str, take: Take, *, wait_ms: int = 0) -> Claimed:
+        if queue == "away" and not wait_ms:
+            await gate.wait()
+        return await claim(queue, take, wait_ms=wait_ms)
+
+    async def settle_noted(queue: str, settlements: Sequence[Settlement], **options: Any) -> SettledBatch:
+        batch = await settle(queue, settlements, **options)
+        handed_back.extend(
+            Held(done.id, done.token) for done in settlements if isinstance(done.outcome, Release)
+        )
+        return batch
+
+    away = await work.options(queue="away").enqueue("away")
+    near = await work.options(queue="near").enqueue("near")
+    monkeypatch.setattr(storage, "claim", claim_late)
+    monkeypatch.setattr(storage, "settle", settle_noted)
+    async with working(app, queues=["away", "near"], concurrency=1):
+        assert await near.result(timeout="20s") == "near"
+        assert await away.result(timeout="20s") == "away"
+    assert begun == ["near", "away"]
+    assert [lease.id for lease in handed_back] == [away.id]
+    assert ((await away.get()).runs, (await away.get()).stalls) == (2, 0)
 
 
 async def test_a_worker_that_stops_says_so_to_other_queues(

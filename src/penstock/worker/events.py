@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, assert_never, get_args
+from typing import Any, Final, Literal, ParamSpec, assert_never, get_args
 
 import msgspec
 
@@ -53,6 +53,8 @@ EventName = Literal[
     "stopped",
 ]
 _NAMES: Final = frozenset(get_args(EventName))
+
+P = ParamSpec("P")
 
 logger = get_logger("penstock.worker")
 
@@ -302,3 +304,15 @@ def event_name(run: Run, state: State | None) -> EventName:
             return "stalled"
         case _ as never:
             assert_never(never)
+
+
+def guarded(callback: Callable[P, None]) -> Callable[P, None]:
+    """Return ``callback`` with its exceptions logged, because they must not fail the call that reports to it."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception:
+            logger.exception("a worker callback failed: %r", callback)
+
+    return run

@@ -17,21 +17,19 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.job import Lease
-from penstock.core.text import get_logger
 from penstock.storage.contract import Storage
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
+from penstock.worker.events import guarded
 from penstock.worker.run import Run
-from penstock.worker.slots import Limits, ServedQueue, apportion
+from penstock.worker.slots import Limits, Reservation, ServedQueue, apportion
 
 if TYPE_CHECKING:
     from penstock.worker.executor import Executor
 
-
-logger = get_logger("penstock.worker")
 
 # A job whose wake-up went to a worker that then died is found this late.
 LONGEST_WAIT_MS: Final = 1_000
@@ -40,8 +38,8 @@ _MOST_PER_WAIT: Final = 10
 # A full worker has no waiters, so a dry queue beside a busy one is claimed from again after this long.
 _PROBE_AFTER_S: Final = 0.05
 _SETTLE_FIRST_S: Final = 0.001
-
-P = ParamSpec("P")
+# A call that takes longer lends its slots to other queues: the store of its queue may be out of reach.
+_LATE_S: Final = 2.0
 
 
 class Fetcher:
@@ -77,12 +75,12 @@ class Fetcher:
         self.limits = limits
         if limits is not None:
             limits.room_again = lambda: self._wake(*self.served_queues)
-        self._settled = _guarded(settled)
-        self._started = _guarded(started)
-        self._dried = _guarded(dried)
-        self._failed = _guarded(failed)
-        self._recovered = _guarded(recovered)
-        self._call_ended = _guarded(ended)
+        self._settled = guarded(settled)
+        self._started = guarded(started)
+        self._dried = guarded(dried)
+        self._failed = guarded(failed)
+        self._recovered = guarded(recovered)
+        self._call_ended = guarded(ended)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._reserved = 0
@@ -176,7 +174,7 @@ class Fetcher:
         return grants if self.limits is None else self.limits.capped(grants)
 
     def _may_have_jobs(self, served: ServedQueue, now: float) -> bool:
-        if served.recovering is not None or self._free_for(served) <= 0:
+        if served.recovering is not None or served.late or self._free_for(served) <= 0:
             return False
         return not served.dry or (served.waiter is None and now - served.dried_at >= _PROBE_AFTER_S)
 
@@ -211,8 +209,8 @@ class Fetcher:
         )
 
     def _send(self, served: ServedQueue, runs: list[Run], count: int) -> None:
-        self._reserve(served, count)
-        self._begin(served, self._call(served, runs, count), places=1)
+        slots = Reservation(served, count, reserve=self._reserve, free=self._free_for)
+        self._begin(served, self._call(served, runs, slots), places=1)
 
     def _begin(self, served: ServedQueue, call: Coroutine[Any, Any, None], *, places: int) -> None:
         """Start a call that occupies ``places`` of the queue's calls in flight. It must end with ``_ended``."""
@@ -224,15 +222,26 @@ class Fetcher:
         """Start a task in a clean context, because it must not see the variables of a finished handler."""
         return self._loop.create_task(call, context=self._context.copy())
 
-    async def _call(self, served: ServedQueue, runs: list[Run], count: int) -> None:
-        sent_at = served.note_call()
+    async def _call(self, served: ServedQueue, runs: list[Run], slots: Reservation) -> None:
+        sent_at, count = served.note_call(), slots.count
+        may_lend = count > 0 and len(self.served_queues) > 1
+        timer = self._loop.call_later(_LATE_S, self._lend, slots, context=self._context) if may_lend else None
         try:
-            self._take_answer(served, runs, count, await self._ask(served, runs, count), sent_at)
+            batch = await self._ask(served, runs, count)
+            slots.take_back()
+            self._take_answer(served, runs, count, batch, sent_at, room=slots.count)
         except BaseException as error:
             self._lost_call(served, runs, error)
         finally:
-            self._reserve(served, -count)
+            if timer is not None:
+                timer.cancel()
+            slots.end()
             self._ended(served, places=1, began_at=sent_at)
+
+    def _lend(self, slots: Reservation) -> None:
+        """Let other queues use the slots of a late call."""
+        slots.lend()
+        self._pump()
 
     def _ended(self, served: ServedQueue, *, places: int = 0, began_at: float | None = None) -> None:
         """End a call and do what it held back."""
@@ -252,27 +261,39 @@ class Fetcher:
         return SettledBatch([], await self._storage.claim(served.name, take))
 
     def _take_answer(
-        self, served: ServedQueue, runs: list[Run], count: int, batch: SettledBatch, sent_at: float
+        self,
+        served: ServedQueue,
+        runs: list[Run],
+        count: int,
+        batch: SettledBatch,
+        sent_at: float,
+        *,
+        room: int,
     ) -> None:
         held = served.held
         for run in runs:
             held.pop(run.lease.token, None)
         if batch.claimed is not None:
-            self._receive(served, batch.claimed, count, sent_at)
+            self._receive(served, batch.claimed, count, sent_at, room=room)
         elif served.dry and not held:
             self._dried(served)
         self._settled(runs, batch.answers)
 
-    def _receive(self, served: ServedQueue, claimed: Claimed, count: int, sent_at: float) -> None:
+    def _receive(
+        self, served: ServedQueue, claimed: Claimed, count: int, sent_at: float, *, room: int
+    ) -> None:
+        """Start up to ``room`` jobs of the answer to a claim of ``count``, and hand the others back."""
         now = self.last_claim_at = time.monotonic()
         leases = claimed.leases
         served.claims += len(leases)
         served.progress += max(len(leases), 1) / served.weight
         if leases:
             if self.hand_back_new or now - sent_at > 0.8 * self._lease_ms / 1000:
-                self._hand_back(served, [Held(lease.id, lease.token) for lease in leases], sent_at)
-            else:
-                self._start(served, leases, now)
+                room = 0
+            if surplus := leases[room:]:
+                self._hand_back(served, [Held(lease.id, lease.token) for lease in surplus], sent_at)
+            if room:
+                self._start(served, leases[:room], now)
         dry = len(leases) < count
         if dry:
             served.dried_at = now
@@ -339,7 +360,7 @@ class Fetcher:
                 # Well within a lease: only the start of the wait is known, not the time of the claim.
                 wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
                 claimed = await self._storage.claim(served.name, take, wait_ms=wait_ms)
-                self._receive(served, claimed, count, began_at)
+                self._receive(served, claimed, count, began_at, room=count)
             else:
                 await self._storage.wait(served.name, timeout_ms=self.longest_wait_ms)
                 served.dry = False
@@ -422,15 +443,3 @@ class Fetcher:
             self._lost_call(served, [], error)
         finally:
             self._ended(served, places=1, began_at=sent_at)
-
-
-def _guarded(callback: Callable[P, None]) -> Callable[P, None]:
-    """Return ``callback`` with its exceptions logged, because they must not fail the call that reports to it."""
-
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            callback(*args, **kwargs)
-        except Exception:
-            logger.exception("a worker callback failed: %r", callback)
-
-    return guarded

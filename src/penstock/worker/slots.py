@@ -133,6 +133,8 @@ class ServedQueue:
     outcomes: list[Run] = field(default_factory=list)
     in_flight: int = 0
     claims: int = 0
+    # The number of claims whose answers are late.
+    late: int = 0
     # Start times of calls whose answers have not been read: they may bring leases that are not held yet.
     call_starts: list[float] = field(default_factory=list)
     # A dry queue returned less than requested: it is claimed from again when its waiter wakes.
@@ -181,6 +183,49 @@ class ServedQueue:
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
+
+
+class Reservation:
+    """The slots that a claim of a queue has reserved for its jobs.
+
+    A late claim lends them to other queues, because the store of its own may be out of reach. That queue gets no more
+    slots until it has answered.
+    """
+
+    __slots__ = ("_free", "_lent", "_reserve", "_served", "count")
+
+    def __init__(
+        self,
+        served: ServedQueue,
+        count: int,
+        *,
+        reserve: Callable[[ServedQueue, int], None],
+        free: Callable[[ServedQueue], int],
+    ) -> None:
+        self.count = count
+        self._lent = 0
+        self._served = served
+        self._reserve = reserve
+        self._free = free
+        reserve(served, count)
+
+    def lend(self) -> None:
+        """Free the slots."""
+        self._reserve(self._served, -self.count)
+        self._lent, self.count = self.count, 0
+        self._served.late += 1
+
+    def take_back(self) -> None:
+        """Reserve those of the lent slots that are free now."""
+        if self._lent:
+            self._served.late -= 1
+            self.count, self._lent = max(0, min(self._lent, self._free(self._served))), 0
+            self._reserve(self._served, self.count)
+
+    def end(self) -> None:
+        """Free the slots for good."""
+        self.take_back()
+        self._reserve(self._served, -self.count)
 
 
 def apportion(slots: int, served_queues: Sequence[ServedQueue]) -> dict[ServedQueue, int]:
