@@ -79,6 +79,29 @@ def test_a_free_lock_is_left_to_the_process_that_has_waited(tmp_path: Path) -> N
         assert begin(sql, timeout_s=5, turn=turn)
 
 
+def test_a_process_that_waits_for_the_lock_goes_first_after_a_while(
+    waiting: Waiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, others_may_try = tmp_path / "file.db", []
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as holder,
+        closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as sql,
+    ):
+        holder.execute("BEGIN IMMEDIATE")
+
+        def sleep(seconds: float) -> None:
+            others_may_try.append(waiting.other.is_mine(waiting.now))
+            waiting.now += seconds
+            if waiting.now > 1_000.1:
+                holder.execute("ROLLBACK")
+
+        monkeypatch.setattr(lock, "sleep", sleep)
+        assert begin(sql, timeout_s=5, turn=waiting.one)
+    assert others_may_try == sorted(others_may_try, reverse=True)
+    assert (others_may_try[0], others_may_try[-1]) == (True, False)
+    assert waiting.other.is_mine(waiting.now)
+
+
 def test_a_process_that_waited_to_the_end_of_its_time_gives_up(tmp_path: Path) -> None:
     turn = Turn(tmp_path / TURN_FILE)
     path = tmp_path / "file.db"
