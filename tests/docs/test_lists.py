@@ -46,3 +46,11 @@ def test_a_page_has_all_names(page: str, names: set[str]) -> None:
 def test_the_command_line_knows_every_state() -> None:
     assert set(parameters.STATES) == set(State)
     assert set(parameters.OPEN) == OPEN
+
+
+def test_the_glossary_fits_on_a_page_and_is_sorted() -> None:
+    text = (DOCS / "glossary.md").read_text()
+    words = re.findall(r"^\| \*\*(.+?)\*\*", text, re.MULTILINE)
+
+    assert len(text.splitlines()) <= 40
+    assert words == sorted(words)
