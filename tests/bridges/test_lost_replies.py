@@ -9,8 +9,7 @@ import pytest
 
 from penstock.bridges.redis_work_queue import Item, WorkQueue
 from penstock.errors import StorageUnavailable
-from penstock.storage.valkey.replies import Again, Arg, Key
-from penstock.storage.valkey.routers import Router
+from penstock.storage.valkey.commands import Again, Arg, Key, Router
 
 
 class LosesReplies:

@@ -17,9 +17,9 @@ from penstock.errors import (
     StorageUnavailable,
     StorageVersion,
 )
+from penstock.storage.valkey.commands import ReplyError, check_server, storage_error
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Endpoint
-from penstock.storage.valkey.replies import ReplyError, check_server, storage_error
 from tests.servers import HOST, ValkeyServer, free_port
 from tests.tls_front import TlsFront
 

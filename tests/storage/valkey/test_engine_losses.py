@@ -15,9 +15,8 @@ from penstock.core.job import Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Suspend
 from penstock.errors import StorageError, StorageFull
+from penstock.storage.valkey.commands import Again, Router
 from penstock.storage.valkey.engine import ValkeyStorage
-from penstock.storage.valkey.replies import Again
-from penstock.storage.valkey.routers import Router
 from penstock.storage.values import Settlement, Take
 from tests.servers import ValkeyServer
 

@@ -24,13 +24,12 @@ from penstock.errors import (
     StorageVersion,
 )
 from penstock.storage.valkey.client import ClientRouter
+from penstock.storage.valkey.commands import Again, ReplyError, Router
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.node import backoff
-from penstock.storage.valkey.replies import Again, ReplyError
 from penstock.storage.valkey.routers import (
     ClusterRouter,
-    Router,
     SentinelRouter,
     StandaloneRouter,
     router_for,
@@ -404,7 +403,7 @@ async def test_a_blocking_call_may_outlast_the_patience_with_silent_servers(serv
     async def impatient(*args: Any) -> Connection:
         return await open_connection(*args, stall_seconds=0.02)
 
-    monkeypatch.setattr("penstock.storage.valkey.noderouter.open_connection", impatient)
+    monkeypatch.setattr("penstock.storage.valkey.routers.open_connection", impatient)
     async with routing(server.url) as router:
         assert await router.call_blocking("k", "BLPOP", "never", 0.2, timeout=0.2) is None
 

@@ -22,8 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from penstock.client.codec import Json
 from penstock.core.names import uuid7
 from penstock.errors import InvalidInput, InvalidName, InvalidOption
-from penstock.storage.valkey.replies import Again, Arg, ReplyError
-from penstock.storage.valkey.routers import Router
+from penstock.storage.valkey.commands import Again, Arg, ReplyError, Router
 
 _json: Final = Json()
 _TAG: Final = re.compile(r"[^{]*\{[^}]+\}")

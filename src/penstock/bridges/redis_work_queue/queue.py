@@ -29,13 +29,14 @@ from penstock.core.names import uuid7
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidInput, InvalidOption, StorageUnavailable
 from penstock.storage.valkey.client import ClientRouter
+from penstock.storage.valkey.commands import Router
 from penstock.storage.valkey.endpoint import Endpoint
-from penstock.storage.valkey.routers import Router, router_for
+from penstock.storage.valkey.routers import router_for
 
 if TYPE_CHECKING:
     from penstock.client.options import JobOptions
     from penstock.client.queue import Queue
-    from penstock.storage.valkey.replies import Again, Arg
+    from penstock.storage.valkey.commands import Again, Arg
 
 
 _ADDS_AT_ONCE: Final = 500

@@ -19,11 +19,10 @@ import msgspec
 
 from penstock.core.text import get_logger
 from penstock.errors import StorageDamaged, StorageError, StorageRefused, StorageUnavailable, StorageVersion
+from penstock.storage.valkey.commands import Arg, Caller, ReplyError, Router, Server, check_server
 from penstock.storage.valkey.jobs import learn
 from penstock.storage.valkey.library import Keys, Library, library
 from penstock.storage.valkey.repair import AT_MOST, Repair
-from penstock.storage.valkey.replies import Arg, Caller, ReplyError, Server, check_server
-from penstock.storage.valkey.routers import Router
 from penstock.storage.values import Ticket
 
 _log: Final = get_logger("penstock.storage")

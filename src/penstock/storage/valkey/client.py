@@ -12,9 +12,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from penstock.errors import StorageError, StorageUnavailable
-from penstock.storage.valkey.connection import ConnectionLost
-from penstock.storage.valkey.node import BLOCK_GRACE_SECONDS, backoff
-from penstock.storage.valkey.replies import (
+from penstock.storage.valkey.commands import (
     Again,
     Arg,
     Key,
@@ -24,6 +22,8 @@ from penstock.storage.valkey.replies import (
     replicated,
     storage_error,
 )
+from penstock.storage.valkey.connection import ConnectionLost
+from penstock.storage.valkey.node import BLOCK_GRACE_SECONDS, backoff
 
 
 class ClientRouter:

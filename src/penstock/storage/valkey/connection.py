@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn, cast
 import hiredis
 
 from penstock.errors import InvalidOption, StorageError, StorageRefused, StorageUnavailable
+from penstock.storage.valkey.commands import Arg, ReplyError, storage_error
 from penstock.storage.valkey.endpoint import Address, Endpoint
-from penstock.storage.valkey.replies import Arg, ReplyError, storage_error
 
 _HIGH_WATER: Final = 1 << 20
 # With the looks it takes up to 15 s to notice a silent connection. That leaves a call as long again on another one.

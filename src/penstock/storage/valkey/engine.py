@@ -25,14 +25,14 @@ from penstock.errors import InvalidOption, PenstockError, StorageError, StorageR
 from penstock.storage.contract import Storage
 from penstock.storage.valkey.calls import Calls, KnownServers, Refused
 from penstock.storage.valkey.client import ClientRouter
+from penstock.storage.valkey.commands import ReplyError, Router, run_id
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.jobs import STATE_OF, decode_failure, encode_after, encode_jobs
 from penstock.storage.valkey.library import DEFAULT_NAMESPACE, Keys, library
 from penstock.storage.valkey.operator_verbs import OperatorVerbs
 from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.queries import Queries
-from penstock.storage.valkey.replies import ReplyError, run_id
-from penstock.storage.valkey.routers import Router, router_for
+from penstock.storage.valkey.routers import router_for
 from penstock.storage.valkey.steps import Steps
 from penstock.storage.valkey.worker_verbs import ENQUEUED, WorkerVerbs, refusal
 from penstock.storage.values import Ticket, WorkerRecord, with_deaths

@@ -28,7 +28,7 @@ from penstock.core.job import (
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, damaged_failure
 from penstock.core.staging import check_staged, staged_at_ms
-from penstock.storage.valkey.replies import Arg
+from penstock.storage.valkey.commands import Arg
 
 # A process that keeps making new options must not fill its queues with headers: beyond this number, each record
 # carries its header.

@@ -24,8 +24,8 @@ from penstock.core.event import COLUMNS, Event
 from penstock.core.job import DEFAULT_OPTIONS, STAGED_FROM_MS, Extras, Options
 from penstock.core.outcome import FAILURE_TEXTS
 from penstock.storage.bounds import BOUNDS
+from penstock.storage.valkey.commands import Caller, ReplyError
 from penstock.storage.valkey.jobs import STATES
-from penstock.storage.valkey.replies import Caller, ReplyError
 from penstock.storage.values import QueueSettings
 
 DEFAULT_NAMESPACE: Final = "default"

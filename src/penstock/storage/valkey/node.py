@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageError, StorageUnavailable
+from penstock.storage.valkey.commands import Arg, Key, ReplyError, run_id
 from penstock.storage.valkey.connection import Connection, ConnectionLost
-from penstock.storage.valkey.replies import Arg, Key, ReplyError, run_id
 
 T = TypeVar("T")
 

@@ -27,8 +27,8 @@ from penstock.errors import StorageDamaged
 from penstock.storage.contract import VerbsOnIds
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Refused
+from penstock.storage.valkey.commands import Arg
 from penstock.storage.valkey.jobs import encode_jobs, parse_header, stored_options
-from penstock.storage.valkey.replies import Arg
 from penstock.storage.valkey.worker_verbs import WorkerVerbs, refusal
 from penstock.storage.values import (
     Budget,

@@ -14,8 +14,8 @@ from penstock.core.event import count_events
 from penstock.core.outcome import damaged_failure
 from penstock.core.text import get_logger
 from penstock.errors import StorageDamaged, StorageRefused
+from penstock.storage.valkey.commands import Arg
 from penstock.storage.valkey.library import Keys
-from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import Checked
 
 AT_MOST: Final = 10

@@ -20,7 +20,7 @@ from penstock.core.step import (
     unpack_body,
 )
 from penstock.storage.valkey.calls import Calls
-from penstock.storage.valkey.replies import Arg
+from penstock.storage.valkey.commands import Arg
 
 _STATUSES: Final[dict[int, StepStatus]] = {
     ord("c"): "completed",

@@ -14,6 +14,7 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
+from penstock.storage.valkey.commands import Arg
 from penstock.storage.valkey.jobs import (
     STATE_OF,
     STATES,
@@ -25,7 +26,6 @@ from penstock.storage.valkey.jobs import (
     signed,
 )
 from penstock.storage.valkey.outbox import OutboxSender
-from penstock.storage.valkey.replies import Arg
 from penstock.storage.valkey.steps import read_travelling
 from penstock.storage.values import (
     Claimed,

@@ -1,4 +1,4 @@
-"""The parts of a command, the error replies, and the facts that a server reports about itself.
+"""Commands: their parts, the router that sends them, the error replies, and the facts that a server reports.
 
 An error reply is raised as ``ReplyError``; ``storage_error`` turns it into one of Penstock's errors.
 """
@@ -38,6 +38,56 @@ class Caller(Protocol):
 
 OnConnect: TypeAlias = Callable[[Caller], Awaitable[object]]
 """Runs on each new connection before any call uses it. If it raises, the attempt to connect raises the same."""
+
+
+class Router(Protocol):
+    """Sends commands to the servers of keys. It belongs to the loop that first used it; ``connect`` is optional."""
+
+    async def connect(self) -> None:
+        """Connect once, without retries, so that a wrong URL or password fails immediately."""
+
+    async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
+        """Send ``command`` to the server of ``key``, with retries. Raises StorageError."""
+
+    async def call_blocking(
+        self,
+        key: Key,
+        *command: Arg,
+        timeout: float | None,
+        then: Sequence[Arg] = (),
+        again: Again | None = None,
+    ) -> Any:
+        """Send a command that blocks up to ``timeout`` seconds, on a connection of its own.
+
+        ``then`` is a second command, sent right behind it: the server runs it the moment the first one ends, without
+        a round trip in between. The reply is that of the last command. If the server refuses ``then`` for now, only
+        ``then`` is sent again, as ``call`` does with ``again``.
+
+        If the caller is cancelled, the connection is dropped, so a late reply reaches no other call. A connection
+        lost after the command was written is not retried: StorageUnavailable tells the caller to look again.
+        """
+
+    async def lifeline(self, key: Key, *, lost: Callable[[], None]) -> str:
+        """Return the name of the connection by which the server of ``key`` sees that this process lives, such as
+        ``<run id> <client id>``; empty if there can be none. ``lost`` is called when that connection ends."""
+
+    def cut_at(self, key: Key) -> float:
+        """Return when a connection to the server of ``key`` was last found lost, by the loop's clock; minus infinity
+        if never."""
+
+    async def call_replicated(
+        self, key: Key, *command: Arg, replicas: int, again: Again | None = None
+    ) -> Any:
+        """Call, and wait until ``replicas`` replicas have confirmed the command, on a connection of its own.
+
+        Raises NotReplicated if they do not within ``retry_for`` seconds; then the command was carried out.
+        """
+
+    async def call_every_node(self, *command: Arg) -> list[Any]:
+        """Send ``command`` to every primary. Return the replies in no particular order."""
+
+    async def close(self) -> None:
+        """Close the router's connections. Calls under way, and later ones, raise StorageError."""
 
 
 RETRYABLE: Final = frozenset({"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS"})
