@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from penstock import (
     App,
@@ -21,12 +22,14 @@ from penstock import (
     JobExists,
     JobInfo,
     JobSpec,
+    State,
     Unique,
     chain,
 )
 from penstock.client.rules import Rules
 from penstock.client.task import Task
 from penstock.core.job import EMPTY_EXTRAS, NewJob
+from penstock.core.lifecycle import OPEN
 from penstock.core.outcome import wall_clock
 
 
@@ -35,6 +38,9 @@ class Order:
     number: int
     customer: str
     total: float = 1.0
+
+
+PENDING = (State.SCHEDULED, State.WAITING, State.BLOCKED)
 
 
 class Ruled:
@@ -278,6 +284,55 @@ async def test_a_period_ends_uniqueness_early(app: App) -> None:
     assert (await send.enqueue("ada", "three")).status == "queued"
 
 
+@pytest.mark.parametrize(
+    ("unique", "dedup"),
+    [
+        (Unique(states="pending"), Dedup("", "simple", 0, PENDING)),
+        (Unique(states="any", period="1s"), Dedup("", "throttle", 1000)),
+        (Unique(states=["waiting", State.ACTIVE]), Dedup("", "simple", 0, (State.WAITING, State.ACTIVE))),
+        (
+            Unique(states=[*OPEN, "completed"], period="1m"),
+            Dedup("", "simple", 60_000, (*PENDING, State.ACTIVE, State.COMPLETED)),
+        ),
+        (Unique(on_conflict="replace"), Dedup("", "debounce", 0, (State.ACTIVE,))),
+        (Unique(on_conflict="replace", states="pending"), Dedup("", "debounce")),
+    ],
+)
+def test_unique_is_a_dedup_key_with_a_mode_and_states(unique: Unique, dedup: Dedup) -> None:
+    key = job_of(Ruled().ship.options(unique=unique).job(ORDER)).dedup
+    assert key is not None
+    assert key.key.startswith("ship:")
+    assert replace(key, key="") == dedup
+
+
+async def test_a_job_may_replace_the_one_that_has_not_started(app: App) -> None:
+    @app.task(unique=Unique(by="doc", on_conflict="replace"), queue="mail")
+    async def render(doc: str, text: str) -> None: ...
+
+    first = await render.enqueue("a", "old")
+    second = await render.enqueue("a", "new")
+    assert (await first.refresh(), second.status) == (State.CANCELLED, "queued")
+    assert await app.queue("mail").claim_one() is not None
+    assert (await render.enqueue("a", "newer")).id == second.id
+
+
+async def test_completed_jobs_may_count_for_a_period(app: App) -> None:
+    once = Unique(states=["waiting", "active", "completed"], period="1d")
+
+    @app.task(unique=once, queue="mail", attempts=1)
+    async def bill(customer: str) -> None: ...
+
+    for end in ("fail", "complete"):
+        job = await bill.enqueue("ada")
+        assert job.status == "queued"
+        claimed = await app.queue("mail").claim_one()
+        assert claimed is not None
+        await (claimed.complete(None) if end == "complete" else claimed.fail("boom"))
+    assert (await bill.enqueue("ada")).status == "duplicate"
+    await (await app.connect()).shift_clock("mail", 86_400_001)
+    assert (await bill.enqueue("ada")).status == "queued"
+
+
 async def test_a_conflict_may_be_an_error(memory_app: App) -> None:
     @memory_app.task(unique=Unique(on_conflict="raise"))
     async def send(to: str) -> None: ...
@@ -416,10 +471,21 @@ def task(**options: Any) -> Task[..., Any]:
         ({"priority": "high"}, "priority of task 'send' must be an integer"),
         ({"unique": ["ordre"]}, "unique of task 'send' reads 'ordre', which is not a parameter"),
         ({"unique": 5}, "unique must be a list of parameters, got 5"),
-        ({"unique": Unique(period="0s")}, "period of unique must be longer than 0"),
+        ({"unique": Unique(period="0s")}, "period of unique of task 'send' must be longer than 0"),
+        ({"unique": Unique(states="any")}, "so it needs a period"),
+        (
+            {"unique": Unique(states=["done"])},
+            "states of unique of task 'send' must be 'open', 'pending', 'any' or a list",
+        ),
+        ({"unique": Unique(states=())}, "must not be empty"),
+        ({"unique": Unique(on_conflict="replace", period="1s")}, "Leave out the period"),
+        (
+            {"unique": Unique(on_conflict="replace", period="1s", states="any")},
+            "cannot replace jobs that are",
+        ),
         (
             {"unique": Unique(on_conflict="wait")},  # type: ignore[arg-type]
-            "on_conflict of unique must be 'skip' or 'raise', got 'wait'",
+            "on_conflict of unique of task 'send' must be 'skip', 'raise' or 'replace', got 'wait'",
         ),
         (
             {"unique": True, "dedup": "k"},

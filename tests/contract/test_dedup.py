@@ -313,3 +313,68 @@ async def test_a_key_does_not_stand_for_a_job_that_failed_as_it_came(bench: Benc
     assert answer.state is State.FAILED
     assert await bench.storage.dedup_of(bench.queue, "key") is None
     assert not any((await bench.storage.check(bench.queue)).problems.values())
+
+
+# Chosen states
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_chosen_states_decide_which_earlier_job_makes_a_duplicate(bench: Bench, state: State) -> None:
+    chosen = (State.WAITING, State.ACTIVE, State.COMPLETED)
+    dedup = Dedup("key", "simple", 10 * MINUTE_MS, chosen)
+    await bench.bring(state, "first", dedup=dedup)
+    answer = await bench.put("second", dedup=dedup)
+    if state in chosen:
+        assert is_duplicate_of(answer, "first", state)
+        assert answer.result == (b"result" if state is State.COMPLETED else None)
+        assert await bench.find("second") is None
+    else:
+        assert answer.status == "queued"
+        assert await bench.storage.dedup_of(bench.queue, "key") == "second"
+    assert (await bench.storage.check(bench.queue)).problems == {}
+
+
+async def test_a_key_of_pending_jobs_lets_one_in_beside_the_running_one(bench: Bench) -> None:
+    pending = Dedup("key", "simple", 0, (State.SCHEDULED, State.WAITING, State.BLOCKED))
+    await bench.bring(State.ACTIVE, "first", dedup=pending)
+    assert (await bench.put("second", dedup=pending)).status == "queued"
+    assert is_duplicate_of(await bench.put("third", dedup=pending), "second", State.WAITING)
+    assert await bench.counts() == {State.ACTIVE: 1, State.WAITING: 1}
+
+
+async def test_a_key_that_outlives_its_job_goes_by_its_time(bench: Bench) -> None:
+    dedup = Dedup("key", "simple", MINUTE_MS, (State.COMPLETED,))
+    await bench.put("first", dedup=dedup, result_ttl_ms=0)
+    await bench.settle(await bench.claim(), Complete(b""))
+    # A job that is gone has completed, as far as anyone can tell.
+    assert is_duplicate_of(await bench.put("second", dedup=dedup), "first", None)
+    await bench.shift(MINUTE_MS + 1000)
+    assert (await bench.put("third", dedup=dedup)).status == "queued"
+    await bench.shift(MINUTE_MS + 1000)
+    await bench.storage.sweep(bench.queue)
+    assert await bench.storage.dedup_of(bench.queue, "key") is None
+    assert (await bench.storage.check(bench.queue)).problems == {}
+
+
+async def test_a_job_that_failed_makes_room_if_only_completed_ones_count(bench: Bench) -> None:
+    dedup = Dedup("key", "simple", 10 * MINUTE_MS, (*OPEN_STATES, State.COMPLETED))
+    await bench.put("first", dedup=dedup)
+    await bench.settle(await bench.claim(), Fail(BOOM, final=True))
+    assert (await bench.put("second", dedup=dedup)).status == "queued"
+    await bench.settle(await bench.claim(), Complete(b"result"))
+    answer = await bench.put("third", dedup=dedup)
+    assert (answer.id, answer.status, answer.result) == ("second", "duplicate", b"result")
+
+
+async def test_a_replacement_leaves_a_running_job_of_a_chosen_state_alone(bench: Bench) -> None:
+    dedup = Dedup("key", "debounce", 0, (State.ACTIVE,))
+    await bench.put("first", dedup=dedup)
+    assert (await bench.put("second", dedup=dedup)).status == "queued"
+    assert (await bench.job("first")).failure == Failure("Replaced", "by job second")
+    await bench.claim()
+    assert is_duplicate_of(await bench.put("third", dedup=dedup), "second", State.ACTIVE)
+    answers = await bench.put_all(
+        [bench.new(id, dedup=Dedup("other", "debounce", 0, (State.ACTIVE,))) for id in "ab"]
+    )
+    assert [answer.status for answer in answers] == ["queued", "queued"]
+    assert await bench.ids(State.WAITING) == ["b"]

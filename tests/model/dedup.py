@@ -39,10 +39,15 @@ class Keys(Steps):
             earlier = None
         if standing and dedup.mode == "throttle":
             return self._elsewhere(standing, earlier, job)
-        if standing and earlier and earlier.state in OPEN:
-            if dedup.mode == "simple":
+        if standing and dedup.states:
+            state = State.COMPLETED if earlier is None else earlier.state
+            is_replaced = dedup.mode == "debounce" and state in OPEN and state is not State.ACTIVE
+            if state in dedup.states and not is_replaced:
                 return self._elsewhere(standing, earlier, job)
-            if earlier.state is not State.ACTIVE:
+        if standing and earlier and earlier.state in OPEN:
+            if dedup.mode == "simple" and not dedup.states:
+                return self._elsewhere(standing, earlier, job)
+            if earlier.state is not State.ACTIVE and dedup.mode == "debounce":
                 earlier.failure = Failure("Replaced", f"by job {job.id}")
                 self._finish(earlier, State.CANCELLED, EventType.CANCELLED)
         record = self._queue_afresh(job, own)

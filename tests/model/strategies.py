@@ -14,7 +14,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from penstock.core.job import Conflict, Dedup, Dependency, Extras, NewJob, Options
-from penstock.core.lifecycle import TERMINAL
+from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import Bucket, Limit, Rate
 from penstock.core.outcome import (
     Await,
@@ -106,6 +106,14 @@ dedups = st.one_of(
     st.builds(Dedup, st.sampled_from(KEYS), st.just("simple"), units(0, 1, 3)),
     st.builds(Dedup, st.sampled_from(KEYS), st.just("throttle"), units(1, 3)),
     st.builds(Dedup, st.sampled_from(KEYS), st.just("debounce"), units(0, 1)),
+    st.builds(
+        Dedup,
+        st.sampled_from(KEYS),
+        st.just("simple"),
+        units(1, 3),
+        st.lists(st.sampled_from(list(State)), min_size=1, max_size=4, unique=True).map(tuple),
+    ),
+    st.builds(Dedup, st.sampled_from(KEYS), st.just("debounce"), st.just(0), st.just((State.ACTIVE,))),
 )
 
 GROUPS: Final = ("g", "ĝ")

@@ -19,6 +19,7 @@ from penstock import (
     JobSpec,
     Middleware,
     SchedulerInfo,
+    State,
     Task,
     TaskOptions,
     Unique,
@@ -370,6 +371,8 @@ def late(n: int) -> None: ...
 
 Unique(period=[1])  # wrong: type
 Unique(on_conflict="replace it")  # wrong: value
+Unique(states=[5])  # wrong: type
+Unique(states=["waiting", State.ACTIVE], period="1h", on_conflict="replace")
 ruled.options(unique=["order"], deadline=datetime.now(UTC))
 ruled.options(unique=5)  # wrong: type
 

@@ -14,7 +14,7 @@ from dataclasses import fields as fields_of
 from datetime import datetime
 from inspect import Parameter
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec.structs import FieldInfo, asdict
@@ -23,6 +23,7 @@ from penstock.client.codec import Json, MessagePack
 from penstock.client.options import RULES
 from penstock.client.parsers import listed
 from penstock.core.job import Dedup, Enqueued
+from penstock.core.lifecycle import OPEN, TERMINAL, State
 from penstock.core.names import content_id, plain_model
 from penstock.core.text import shown
 from penstock.core.units import Duration, milliseconds
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from penstock.client.codec import Serde
     from penstock.client.signature import Signature
 
-OnDuplicate: TypeAlias = Literal["skip", "raise"]
+OnDuplicate: TypeAlias = Literal["skip", "raise", "replace"]
+States: TypeAlias = Literal["open", "pending", "any"]
 Compute: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 _NUMBERS: Final = ("cost", "priority")
@@ -43,18 +45,61 @@ _LONGEST_NAME: Final = 150
 class Unique:
     """At most one open job of a task with the same arguments: ``@app.task(unique=Unique(by=["order"], period="1h"))``.
 
-    ``by`` names the arguments to compare; ``None``: all. ``period`` ends it early: a job counts for that long after its
-    enqueue. ``on_conflict``: ``enqueue`` returns a handle of the earlier job (``"skip"``), or raises ``JobExists``
-    (``"raise"``). The store keeps it as a ``Dedup`` key.
+    ``by`` names the arguments to compare; ``None``: all. ``period``: an earlier job counts for that long after its
+    enqueue. ``states``: it counts in these states: ``"open"``, ``"pending"`` (not started), ``"any"``, or a list of
+    states, such as ``[*"scheduled waiting blocked active completed".split()]``; ended jobs count for a ``period`` only.
+
+    ``on_conflict``: ``enqueue`` returns a handle of the earlier job (``"skip"``), raises ``JobExists`` (``"raise"``),
+    or the new job takes the place of one that has not started (``"replace"``), and is skipped if that one runs. The
+    store keeps all this as a ``Dedup`` key.
     """
 
     by: str | Sequence[str] | None = None
     period: Duration | None = None
+    states: States | Sequence[State | str] = "open"
     on_conflict: OnDuplicate = "skip"
 
-    def dedup(self, key: str) -> Dedup:
-        """Return the rule under that key."""
-        return Dedup.simple(key, self.period)
+    def dedup_of(self, task: str) -> Dedup:
+        """Return the rule with an empty key. Raise ``InvalidOption`` if the values do not go together."""
+        where = f"unique of task {shown(task)}"
+        if self.on_conflict not in get_args(OnDuplicate):
+            raise InvalidOption(
+                f"on_conflict of {where} must be 'skip', 'raise' or 'replace', got {shown(self.on_conflict)}."
+            )
+        period_ms = 0 if self.period is None else milliseconds(self.period, what=f"period of {where}")
+        if self.period is not None and period_ms < 1:
+            raise InvalidOption(f"period of {where} must be longer than 0, got {shown(self.period)}.")
+        states = _states(where, self.states)
+        if ended := sorted(TERMINAL.intersection(states)):
+            if not period_ms:
+                raise InvalidOption(
+                    f"{where} counts jobs that are {ended[0]}, so it needs a period: period='1d'."
+                )
+            if self.on_conflict == "replace":
+                raise InvalidOption(f"{where} cannot replace jobs that are {ended[0]}. Leave the state out.")
+        if self.on_conflict == "replace":
+            if period_ms:
+                raise InvalidOption(f"{where} replaces a job whenever it was enqueued. Leave out the period.")
+            return Dedup("", "debounce", 0, (State.ACTIVE,) if State.ACTIVE in states else ())
+        if states == frozenset(State):
+            return Dedup("", "throttle", period_ms)
+        chosen = () if states == OPEN else tuple(state for state in State if state in states)
+        return Dedup("", "simple", period_ms, chosen)
+
+
+def _states(where: str, given: Any) -> frozenset[State]:
+    named = {"open": OPEN, "pending": OPEN - {State.ACTIVE}, "any": frozenset(State)}
+    if isinstance(given, str) and given in named:
+        return named[given]
+    try:
+        states = frozenset(State(state) for state in ([given] if isinstance(given, str) else given))
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(
+            f"states of {where} must be 'open', 'pending', 'any' or a list of {', '.join(State)}: {error}."
+        ) from error
+    if not states:
+        raise InvalidOption(f"states of {where} must not be empty. Leave unique out, or give 'open'.")
+    return states
 
 
 class Rule(NamedTuple):
@@ -271,12 +316,7 @@ def _unique(given: Any, parameters: _Parameters) -> Rule | None:
     unique = given if isinstance(given, Unique) else Unique(by=None if given is True else given)
     if given is False:
         return None
-    if unique.on_conflict not in ("skip", "raise"):
-        raise InvalidOption(
-            f"on_conflict of unique must be 'skip' or 'raise', got {shown(unique.on_conflict)}."
-        )
-    if unique.period is not None and milliseconds(unique.period, what="period of unique") < 1:
-        raise InvalidOption(f"period of unique must be longer than 0, got {shown(unique.period)}.")
+    dedup = unique.dedup_of(parameters.task)
     by = unique.by
     names = (
         parameters.fields
@@ -290,7 +330,7 @@ def _unique(given: Any, parameters: _Parameters) -> Rule | None:
 
     def compute(values: Mapping[str, Any]) -> Dedup:
         digest = content_id([task, {name: _plain(values[name]) for name in reads}])
-        return unique.dedup(f"{task[:_LONGEST_NAME]}:{digest}")
+        return msgspec.structs.replace(dedup, key=f"{task[:_LONGEST_NAME]}:{digest}")
 
     return Rule(reads, compute)
 

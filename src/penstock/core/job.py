@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.core.lifecycle import State
+from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_dedup_key
 from penstock.core.outcome import Failure
 from penstock.core.retry import Backoff, Exponential
@@ -199,11 +199,21 @@ class Dedup(msgspec.Struct, frozen=True):
     ``Dedup.simple``, ``Dedup.throttle`` and ``Dedup.debounce`` make one and check their arguments. ``ttl_ms``
     counts from the enqueue that took the key; 0 means no limit. For ``debounce`` the store ignores it: it is the
     delay of a job that has no delay of its own. docs/verbs.md describes the modes.
+
+    ``states`` are the states of the earlier job in which it makes a new one a duplicate; empty: those of the mode. With
+    ``debounce``, a job that has not started is replaced in any case. If ``states`` has an end (completed, failed or
+    cancelled), the key needs a ttl, because it outlives its job.
     """
 
     key: str
     mode: Literal["simple", "throttle", "debounce"] = "simple"
     ttl_ms: int = 0
+    states: tuple[State, ...] = ()
+
+    @property
+    def outlives_job(self) -> bool:
+        """Return whether the key goes by its time alone, not with the end of its job."""
+        return self.mode == "throttle" or not TERMINAL.isdisjoint(self.states)
 
     @classmethod
     def simple(cls, key: str, ttl: Duration | None = None) -> Dedup:
@@ -270,7 +280,7 @@ class NewJob(msgspec.Struct, frozen=True):
         if self.staged and self.delay_ms:
             return msgspec.structs.replace(self.extras or EMPTY_EXTRAS, staged_delay_ms=self.delay_ms)
         dedup = self.dedup
-        if dedup is None or dedup.mode == "throttle":
+        if dedup is None or dedup.outlives_job:
             return self.extras
         return msgspec.structs.replace(self.extras or EMPTY_EXTRAS, dedup=dedup.key)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.core.job import Dedup
-from penstock.core.lifecycle import EventType
+from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
-from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, Record, pack_failure
+from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, STATES, Record, pack_failure
 from penstock.storage.sqlite.transitions import finish
 from penstock.storage.sqlite.unit import Unit
 
@@ -38,6 +38,8 @@ def meet(unit: Unit, dedup: Dedup, *, id_: str) -> Earlier | None:
     earlier = _earlier(unit, *holder[:2])
     if dedup.mode == "throttle":
         return earlier
+    if dedup.states:
+        return _meet_in_states(unit, dedup, earlier, id_=id_)
     if earlier.record is None or earlier.record.state in _FINISHED:
         return None
     if dedup.mode == "simple":
@@ -45,6 +47,16 @@ def meet(unit: Unit, dedup: Dedup, *, id_: str) -> Earlier | None:
     if earlier.record.state != ACTIVE:
         _replace(unit, earlier.record, id_)
     return None
+
+
+def _meet_in_states(unit: Unit, dedup: Dedup, earlier: Earlier, *, id_: str) -> Earlier | None:
+    """Return ``earlier`` if it is in a state that makes the new job a duplicate. A job that is gone has completed."""
+    record = earlier.record
+    state = State.COMPLETED if record is None else STATES[record.state]
+    if dedup.mode == "debounce" and record is not None and state in OPEN and state is not State.ACTIVE:
+        _replace(unit, record, id_)
+        return None
+    return earlier if state in dedup.states else None
 
 
 def _earlier(unit: Unit, id_: str, incarnation: int) -> Earlier:

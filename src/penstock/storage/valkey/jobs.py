@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 from penstock.core.job import (
     DEFAULT_CONFLICT,
     DEFAULT_OPTIONS,
+    Dedup,
     Dependency,
     Extras,
     Job,
@@ -311,6 +312,13 @@ def encode_after(after: Sequence[Dependency], to_come: Collection[tuple[str, str
     return [(queue, id, policy[0], (queue, id) in to_come) for queue, id, policy in after]
 
 
+def _mode(dedup: Dedup) -> str:
+    """Return the mode with the letters of its states, as ``Dedup.meet`` takes it (lua/dedup.lua)."""
+    if not dedup.states:
+        return dedup.mode
+    return f"{dedup.mode}:{''.join('x' if state is State.CANCELLED else state[0] for state in dedup.states)}"
+
+
 def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
     conflict, dedup, run_at_ms = job.conflict, job.dedup, job.run_at_ms
     if job.staged:
@@ -326,7 +334,7 @@ def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
         conflict.run_at,
         conflict.options == "keep",
         conflict.reset_counts,
-        *((dedup.key, dedup.mode, dedup.ttl_ms) if dedup else ()),
+        *((dedup.key, _mode(dedup), dedup.ttl_ms) if dedup else ()),
     ]
     if not job.after:
         return special

@@ -100,12 +100,25 @@ function Dedup.replace(job, id)
   put(group, row, 'em', message)
 end
 
+-- As meet, for a mode with the letters of states, such as 'simple:sw'. A job that is gone has completed.
+function Dedup.meet_in_states(id, record, job, mode, states)
+  local state = job and job.state or 'c'
+  if mode == 'debounce' and job and not ENDED[state] and state ~= 'a' then
+    Dedup.replace(job, id)
+    return nil
+  end
+  if string.find(states, state, 1, true) then return record, job end
+  return nil
+end
+
 -- A job is about to be queued under a key. Return the record that makes it a duplicate, and the record's job (nil: gone).
 function Dedup.meet(id, key, mode)
   local record = Dedup.read(key)
   if not Dedup.stands(record) then return nil end
   local job = Dedup.job_of(record)
   if mode == 'throttle' then return record, job end
+  local colon = string.find(mode, ':', 1, true)
+  if colon then return Dedup.meet_in_states(id, record, job, sub(mode, 1, colon - 1), sub(mode, colon + 1)) end
   if not job or ENDED[job.state] then return nil end
   if mode == 'simple' then return record, job end
   if job.state ~= 'a' then Dedup.replace(job, id) end
@@ -114,7 +127,7 @@ end
 
 -- Note that the job was queued under the key.
 function Dedup.note(job, key, mode, ttl_ms)
-  local until_ms = mode ~= 'debounce' and ttl_ms > 0 and Q.now + ttl_ms or 0
+  local until_ms = sub(mode, 1, 8) ~= 'debounce' and ttl_ms > 0 and Q.now + ttl_ms or 0
   Dedup.put(key, { inc = job.inc, until_ms = until_ms, id = job.id })
 end
 
