@@ -25,11 +25,15 @@ ROUNDS = 3
 
 
 class Reach:
-    """A verb of a store that does not reach the queue ``away``. ``done`` is set after some calls to ``near``."""
+    """A verb of a store that does not reach the queue ``away``: it fails, or hangs until it is given up.
+
+    ``done`` is set after some calls to ``near``.
+    """
 
     def __init__(self, verb: Callable[..., Any], *, hangs: bool) -> None:
         self.calls = {"away": 0, "near": 0}
         self.done = asyncio.Event()
+        self.given_up = asyncio.Event()
         self._verb = verb
         self._hangs = hangs
 
@@ -40,7 +44,7 @@ class Reach:
         if queue == "near":
             return await self._verb(queue, *args, **options)
         if self._hangs:
-            await asyncio.Event().wait()
+            await self.given_up.wait()
         raise StorageUnavailable("the slot of the queue is moving")
 
 
@@ -135,6 +139,7 @@ async def test_the_jobs_of_other_queues_run(
         await until(lambda: claim.calls["away"])
         jobs = await square.enqueue_many([square.job(n) for n in range(20)])
         assert [await job.result(timeout="20s") for job in jobs] == [n * n for n in range(20)]
+        claim.given_up.set()
 
 
 async def test_a_late_answer_brings_no_more_jobs_than_there_is_room_for(
