@@ -117,7 +117,7 @@ class Session:
             )
         return await extends.call(held)
 
-    async def record_step(self, queue: str, step: NewStep, *, lease_ms: int) -> StepAnswer:
+    def record_step(self, queue: str, step: NewStep, *, lease_ms: int) -> asyncio.Future[StepAnswer]:
         """Record a step of a running job, together with those of other jobs of this queue."""
         key = (queue, lease_ms)
         steps = self._steps.get(key)
@@ -126,7 +126,7 @@ class Session:
             steps = self._steps[key] = Coalescer(
                 lambda pending: record(queue, pending, lease_ms=lease_ms), size=_weight_of_step
             )
-        return await steps.call(step)
+        return steps.submit(step)
 
     def waiter(self, queue: str) -> Waiter:
         """Return the waiter for the jobs of this queue."""

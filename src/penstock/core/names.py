@@ -140,6 +140,11 @@ def check_stage(value: str | None) -> str | None:
     raise _refused("stage", value, _ID_RULE)
 
 
+_MOST_STEP_NAMES: Final = 1024
+_step_names: Final[set[str]] = set()
+"""Names that have been checked."""
+
+
 def check_step(value: str) -> str:
     """Return ``value`` if it is a valid name of a durable step."""
     if type(value) is str and _task(value):
@@ -149,7 +154,10 @@ def check_step(value: str) -> str:
 
 def step_name(name: str, key: str | int | None) -> str:
     """Return the name of a step in its job. Raise ``InvalidName`` or ``InvalidOption``."""
-    check_step(name)
+    if name not in _step_names or type(name) is not str:
+        check_step(name)
+        if len(_step_names) < _MOST_STEP_NAMES:
+            _step_names.add(name)
     if key is None:
         return name
     whole = f"{name}[{key}]"

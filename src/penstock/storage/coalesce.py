@@ -62,6 +62,16 @@ class Coalescer(Generic[Item, Answer]):
             if self._pending:
                 self._send_pending()
 
+    def submit(self, item: Item) -> asyncio.Future[Answer]:
+        """Send ``item`` with the others of this turn of the loop, and return the future of its answer."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._pending.append((item, future))
+        if not self._under_way:
+            self._under_way = True
+            loop.call_soon(self._send_pending)
+        return future
+
     def _send_pending(self) -> None:
         batch = self._take()
         if batch:
@@ -70,6 +80,8 @@ class Coalescer(Generic[Item, Answer]):
             task = asyncio.get_running_loop().create_task(self._carry(batch))
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
+        else:
+            self._under_way = False
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []

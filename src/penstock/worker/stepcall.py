@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_type_hint
 
 import msgspec
 
-from penstock.client.codec import JobCodec, Json, Raw
+from penstock.client.codec import Json, Raw, Serde
 from penstock.core.names import check_signal, plain_model, step_name
 from penstock.core.retry import Backoff, BackoffFunction, custom_name, parse_backoff
 from penstock.core.text import shown
@@ -51,7 +51,8 @@ def step_policy(
     on_divergence: OnDivergence,
 ) -> StepPolicy:
     """Return the checked options of a step. Raise ``InvalidOption``."""
-    if (attempts, backoff, timeout, retry_on, on_divergence) == (None, None, None, None, "fail"):
+    is_default = attempts is None and backoff is None and timeout is None and retry_on is None
+    if is_default and on_divergence == "fail":
         return DEFAULT_POLICY
     if attempts is not None and (type(attempts) is not int or attempts < 1):
         raise InvalidOption(f"attempts must be an integer >= 1, got {shown(attempts)}.")
@@ -76,18 +77,7 @@ class StepCall(NamedTuple):
     args: tuple[Any, ...]
     digest: bytes
     policy: StepPolicy
-
-    @classmethod
-    def of(
-        cls, name: str, function: Callable[..., Any], args: tuple[Any, ...], policy: StepPolicy
-    ) -> StepCall:
-        return cls(name, function, args, _digest(args), policy)
-
-    def codec(self, app: App, queue: str, task_name: str) -> JobCodec:
-        """Return the encoding of the result: that of the task's results, with the type that the function returns."""
-        task = app.tasks.get(task_name)
-        serde = _json if task is None or isinstance(task.result_serde, Raw) else task.result_serde
-        return JobCodec(app, queue, serde=serde, result_serde=serde, result_type=_returned(self.function))
+    facts: Facts
 
 
 def wait_name(signal: str, key: str | int | None) -> str:
@@ -100,45 +90,38 @@ def timeout_of(timeout: Duration | None) -> int:
     return 0 if timeout is None else max(milliseconds(timeout, what="timeout"), 1)
 
 
-async def called(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call an async function here, any other in a thread."""
-    if _is_async(function):
-        return await function(*args)
-    value = await asyncio.to_thread(function, *args)
-    return await value if inspect.isawaitable(value) else value
+class Facts(NamedTuple):
+    """What a function is: whether it is async, and the annotated type of its result, or ``Any``."""
+
+    is_async: bool
+    result_type: Any
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a task or of ``functools.partial``."""
+def facts_of(function: Callable[..., Any]) -> Facts:
+    """Return the facts of a function, a task or a partial."""
     while isinstance(function, partial):
         function = function.func
-    return getattr(function, "func", function)
+    plain = getattr(function, "func", function)  # of a task
+    code = getattr(plain, "__code__", None)
+    facts = _facts.get(code)
+    if facts is None:
+        facts = Facts(_is_async(plain), _annotated(plain))
+        if code is not None:
+            if len(_facts) >= _MOST_FACTS:
+                _facts.clear()
+            _facts[code] = facts
+    return facts
+
+
+_MOST_FACTS: Final = 1024
+_facts: Final[dict[CodeType | None, Facts]] = {}
+"""By code, because a nested function is a new object whenever it is defined."""
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    plain = _plain(function)
-    if isinstance(plain, FunctionType | MethodType | BuiltinFunctionType):
-        return inspect.iscoroutinefunction(plain)
-    return inspect.iscoroutinefunction(getattr(plain, "__call__", None))  # noqa: B004
-
-
-def _returned(function: Callable[..., Any]) -> Any:
-    """Return the annotated type of the result, or ``Any``."""
-    plain = _plain(function)
-    code = getattr(plain, "__code__", None)
-    if code is None:
-        return Any
-    known = _types.get(code)
-    if known is None:
-        if len(_types) >= _MOST_TYPES:
-            _types.clear()
-        known = _types[code] = _annotated(plain)
-    return known
-
-
-_MOST_TYPES: Final = 1024
-_types: Final[dict[CodeType, Any]] = {}
-"""By code, because a nested function is a new object whenever it is defined."""
+    if isinstance(function, FunctionType | MethodType | BuiltinFunctionType):
+        return inspect.iscoroutinefunction(function)
+    return inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _annotated(function: Callable[..., Any]) -> Any:
@@ -148,7 +131,19 @@ def _annotated(function: Callable[..., Any]) -> Any:
         return Any
 
 
-def _digest(args: tuple[Any, ...]) -> bytes:
+async def called_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a function that is not async in a thread."""
+    value = await asyncio.to_thread(function, *args)
+    return await value if inspect.isawaitable(value) else value
+
+
+def result_serde(app: App, task_name: str) -> Serde:
+    """Return the encoding of the results of steps: that of the task's results, unless it takes only bytes."""
+    task = app.tasks.get(task_name)
+    return _json if task is None or isinstance(task.result_serde, Raw) else task.result_serde
+
+
+def digest_of(args: tuple[Any, ...]) -> bytes:
     """Return a digest of arguments; empty if they cannot be compared."""
     try:
         return blake2b(_encode_arguments(args), digest_size=8).digest()

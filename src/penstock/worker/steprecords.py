@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from penstock.client.codec import JobCodec
 from penstock.client.loopthread import run as run_on_loop_thread
 from penstock.core.job import EMPTY_EXTRAS, Lease
+from penstock.core.lifecycle import StepAnswer
 from penstock.core.outcome import Failure
 from penstock.core.step import MOST_STEPS, NewStep, Step
 from penstock.core.text import get_logger, shown
@@ -25,9 +25,10 @@ from penstock.errors import (
     StorageUnavailable,
     Suspension,
 )
-from penstock.worker.stepcall import StepCall, StepPolicy
+from penstock.worker.stepcall import StepCall, StepPolicy, digest_of, facts_of, result_serde
 
 if TYPE_CHECKING:
+    from penstock.client.session import Session
     from penstock.worker.context import ContextLink
 
 logger = get_logger("penstock.worker")
@@ -52,6 +53,8 @@ class StepRecords:
         self._size = sum(step.size for step in self._records.values())
         self._asked: set[str] = set()
         self._is_lost = False
+        self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
+        self._serde = result_serde(link.app, lease.options.task)
         self.suspension: Suspension | None = None
         """Set once the run has ended with a wait, whatever the handler makes of the exception."""
 
@@ -72,7 +75,7 @@ class StepRecords:
                 "call both from the handler."
             )
         self._ask(name)
-        return StepCall.of(name, function, args, policy)
+        return StepCall(name, function, args, digest_of(args), policy, facts_of(function))
 
     def _ask(self, name: str) -> None:
         """Note that the handler has asked for a step. Raise ``StepError`` the second time."""
@@ -125,11 +128,13 @@ class StepRecords:
     def _outcome(self, call: StepCall, record: Step, *, cause: Exception | None = None) -> Any:
         """Return the recorded result, or raise the recorded failure."""
         if record.status == "completed":
+            assert record.result is not None
             try:
-                return self._codec(call).decode_result(record.result)
+                return self._serde.decode(record.result, call.facts.result_type)
             except SerializationError as error:
                 raise StepError(
-                    f"the recorded result of step {shown(call.name)} cannot be read: {error}"
+                    f"the recorded result of step {shown(call.name)} cannot be read: {error} Correct the return "
+                    "annotation of its function, or the returned value."
                 ) from error
         failure = record.failure or Failure("", "")
         times = f"{record.failures} attempt{'' if record.failures == 1 else 's'}"
@@ -140,15 +145,11 @@ class StepRecords:
             failures=record.failures,
         ) from cause
 
-    def _codec(self, call: StepCall) -> JobCodec:
-        return call.codec(self._link.app, self._queue, self._lease.options.task)
-
     async def _save(self, new: NewStep, *, replaces: bool = False) -> Step:
         """Write a record, together with those of other jobs. Return it, or the one that was first."""
         if replaces:
             new = msgspec.structs.replace(new, replaces=True)
-        # Shielded: a run that is stopped must not lose the record of what it has done.
-        answer = await asyncio.shield(_sent(self._link, self._queue, new))
+        answer = await self._sent(new)
         if answer == "lost":
             self._is_lost = True
             raise LeaseLost(f"job {self._lease.id!r} is no longer held by this run")
@@ -172,6 +173,30 @@ class StepRecords:
         self._size += record.size
         self._records[new.name] = record
         return record
+
+    async def _sent(self, new: NewStep) -> StepAnswer:
+        """Send a record. A run that is stopped meanwhile does not lose it."""
+        session = self._session
+        if session is None or session[0] is not asyncio.get_running_loop():
+            session = self._session = (asyncio.get_running_loop(), await self._link.app.session())
+        sent = session[1].record_step(self._queue, new, lease_ms=self._link.lease_ms)
+        sent.add_done_callback(_retrieve)
+        try:
+            return await asyncio.shield(sent)
+        except StorageUnavailable:
+            return await asyncio.shield(self._sent_again(new))
+
+    async def _sent_again(self, new: NewStep) -> StepAnswer:
+        """Send a record for a while until the store can be reached: the step has run."""
+        session = await self._link.app.session()
+        for left in range(_RECORD_TRIES - 1, -1, -1):
+            await asyncio.sleep(_RETRY_S * 2 ** (_RECORD_TRIES - 1 - left))
+            try:
+                return await session.record_step(self._queue, new, lease_ms=self._link.lease_ms)
+            except StorageUnavailable:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
 
     def _now_ms(self) -> int:
         """Return the store's time, from that of the claim."""
@@ -198,14 +223,7 @@ def step_key(lease: Lease, queue: str) -> str:
     return blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
 
 
-async def _sent(link: ContextLink, queue: str, new: NewStep) -> str:
-    """Send a record. Try again for a while if the store cannot be reached: the step has run."""
-    for left in range(_RECORD_TRIES - 1, -1, -1):
-        try:
-            session = await link.app.session()
-            return await session.record_step(queue, new, lease_ms=link.lease_ms)
-        except StorageUnavailable:
-            if not left:
-                raise
-            await asyncio.sleep(_RETRY_S * 2 ** (_RECORD_TRIES - 1 - left))
-    raise AssertionError("unreachable")
+def _retrieve(sent: asyncio.Future[StepAnswer]) -> None:
+    """Retrieve the error of a record whose run was stopped: nobody else does."""
+    if not sent.cancelled():
+        sent.exception()

@@ -34,7 +34,7 @@ from penstock.errors import (
     Suspension,
     Unrecoverable,
 )
-from penstock.worker.stepcall import StepCall, StepPolicy, called
+from penstock.worker.stepcall import StepCall, StepPolicy, called_in_thread
 from penstock.worker.steprecords import StepRecords, current_step
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class JobSteps(StepRecords):
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], policy: StepPolicy
     ) -> Any:
         """Return the recorded result of a step, or run it and record its result."""
-        await self._load()
+        if not self._is_loaded:
+            await self._load()
         call = self._call(name, function, args, policy)
         record = self._records.get(name)
         is_again = False
@@ -186,10 +187,18 @@ class JobSteps(StepRecords):
         token = current_step.set((self, call.name))
         try:
             if call.policy.timeout_ms is None:
-                value = await called(call.function, call.args)
+                value = await (
+                    call.function(*call.args)
+                    if call.facts.is_async
+                    else called_in_thread(call.function, call.args)
+                )
             else:
                 async with asyncio.timeout(call.policy.timeout_ms / 1000):
-                    value = await called(call.function, call.args)
+                    value = await (
+                        call.function(*call.args)
+                        if call.facts.is_async
+                        else called_in_thread(call.function, call.args)
+                    )
         except Exception as error:
             return self._failed(call, record, error, began), error
         finally:
@@ -214,9 +223,8 @@ class JobSteps(StepRecords):
         return self._completed(call, record, value, began), None
 
     def _completed(self, call: StepCall, record: Step | None, value: Any, began: float) -> NewStep:
-        serde = self._codec(call).result_serde
         try:
-            result = serde.encode(value)
+            result = self._serde.encode(value)
         except SerializationError as error:
             raise StepError(
                 f"step {shown(call.name)} ran, but its result cannot be recorded: {error}"

@@ -14,22 +14,46 @@
 
 local EACH = 8
 local HEAD = '>I6c1I6I6I4B'
+local ACTIVE = 97 -- the letter a
 
--- Read what is stored of the steps, before the first write.
-local function read_known(steps)
-  local known = {}
-  for i = 1, #steps do
-    local step = steps[i]
-    if step.job then
-      step.place = step.job.id .. '\0' .. step.name
-      known[step.place] = call('HGET', Steps.key(step.job.id), step.name) or nil
-    end
-  end
+-- Return what events of jobs with this tail of their state records share (settle.lua), and whether they have links.
+local function tail_of(tails, tail)
+  local flags, _, worker_length, header_length, run_id_length = unpack('>Bi6BHH', tail)
+  local header_at = WORKER_AT - FLAGS_AT + 1 + worker_length
+  local options = options_of(sub(tail, header_at, header_at + header_length - 1))
+  local known = {
+    has_links = bit_of(flags, 64),
+    common = {
+      task = options.task, ver = options.version, st = 'active',
+      w = sub(tail, WORKER_AT - FLAGS_AT + 1, header_at - 1),
+      rid = sub(tail, header_at + header_length, header_at + header_length + run_id_length - 1),
+    },
+  }
+  tails[tail] = known
   return known
 end
 
+-- Read the steps from the arguments, and what is stored of them and their jobs: before the first write.
+local function read_steps(args)
+  local steps, ids = { tails = {}, known = {} }, {}
+  for at = 5, #args, EACH do ids[#ids + 1] = args[at] end
+  local records, marked = read_many('HMGET', K.state, ids), read_many('SMISMEMBER', K.stepped, ids)
+  for i = 1, #ids do
+    local at, record = 5 + EACH * (i - 1), records[i]
+    local token, status, delay_ms, run_ms, size, replaces = unpack(HEAD, args[at + 1])
+    local step = { id = ids[i], name = args[at + 2], at = at, status = status, delay_ms = delay_ms, run_ms = run_ms }
+    if record and byte(record, 1) == ACTIVE and sub(record, 9, 14) == sub(args[at + 1], 1, 6) then
+      step.record, step.token, step.size, step.replaces = record, token, size, replaces == 1
+      step.is_marked, step.place = marked[i] == 1, ids[i] .. '\0' .. step.name
+      steps.known[step.place] = call('HGET', Steps.key(step.id), step.name) or nil
+    end
+    steps[i] = step
+  end
+  return steps
+end
+
 local function write(step, known, body, large)
-  local id, stored = step.job.id, known[step.place]
+  local id, stored = step.id, known[step.place]
   local number = stored and sub(stored, 2, 7) or pack('>I6', draw())
   local until_ms = step.delay_ms > 0 and Q.now + step.delay_ms or 0
   known[step.place] = step.status .. number .. pack('>I6I6', Q.now, until_ms) .. body
@@ -39,20 +63,40 @@ local function write(step, known, body, large)
   elseif stored and Steps.is_final(stored) then
     call('HDEL', Steps.results_key(id), step.name)
   end
-  Steps.mark(step.job)
+  if not step.is_marked then
+    load({ id })
+    Steps.mark(job_for(id))
+  end
 end
 
-local function note(step, args)
-  local job, at = step.job, step.at
-  local group, row = emit('recorded', job)
-  put(group, row, 'tok', job.token)
-  put(group, row, 'w', job.worker)
+-- Begin the event of a step, without a table for its job unless that has links.
+local function begin_event(step, tail)
+  if tail.has_links then
+    load({ step.id })
+    local group, row = emit('recorded', job_for(step.id))
+    put(group, row, 'w', tail.common.w)
+    return group, row
+  end
+  local inc, enq, _, runs = unpack('>I6I6I6I4', step.record, 15)
+  local group = group_for('recorded', tail.common)
+  local row = begin_row(group, tail.common)
+  put(group, row, 'id', step.id)
+  put(group, row, 'inc', inc)
+  put(group, row, 'enq', enq)
+  put(group, row, 'run', runs)
+  return group, row
+end
+
+local function note(step, tail, args)
+  local group, row = begin_event(step, tail)
+  put(group, row, 'tok', step.token)
   put(group, row, 'ms', step.run_ms)
   put(group, row, 'size', step.size)
-  put(group, row, 'data', args[at + 5])
-  if args[at + 6] ~= '' then
-    put(group, row, 'et', args[at + 6])
-    put(group, row, 'em', args[at + 7])
+  put(group, row, 'data', args[step.at + 5])
+  if args[step.at + 6] ~= '' then
+    group.has_holes = true
+    put(group, row, 'et', args[step.at + 6])
+    put(group, row, 'em', args[step.at + 7])
   end
 end
 
@@ -62,11 +106,9 @@ local function answer_of(step, stored)
 end
 
 local function extend(steps, lease_ms)
-  local deadlines, at = {}, 0
+  local deadlines, at, deadline = {}, 0, digits(Q.now + lease_ms)
   for i = 1, #steps do
-    if steps[i].job then
-      deadlines[at + 1], deadlines[at + 2], at = digits(Q.now + lease_ms), steps[i].job.id, at + 2
-    end
+    if steps[i].record then deadlines[at + 1], deadlines[at + 2], at = deadline, steps[i].id, at + 2 end
   end
   for first = 1, at, CHUNK do call('ZADD', K.active, 'GT', spread(deadlines, first, min(first + CHUNK - 1, at))) end
 end
@@ -75,27 +117,14 @@ register('record_steps', function(keys, args)
   open(keys, Parts.HOT)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return memo end
-  local lease_ms, steps, ids, letters = tonumber(args[4]), {}, {}, {}
-  for at = 5, #args, EACH do
-    local token, status, delay_ms, run_ms, size, replaces = unpack(HEAD, args[at + 1])
-    ids[#ids + 1] = args[at]
-    steps[#ids] = {
-      at = at, token = token, status = status, delay_ms = delay_ms, run_ms = run_ms, size = size, name = args[at + 2],
-      replaces = replaces == 1,
-    }
-  end
-  load(ids)
-  for i = 1, #steps do
-    local job = job_for(ids[i])
-    if job and job.state == 'a' and job.token == steps[i].token then steps[i].job = job end
-  end
-  local known = read_known(steps)
+  local lease_ms, steps, letters = tonumber(args[4]), read_steps(args), {}
   for i = 1, #steps do
     local step = steps[i]
-    letters[i] = step.job and answer_of(step, known[step.place]) or 'l'
+    letters[i] = step.record and answer_of(step, steps.known[step.place]) or 'l'
     if letters[i] == 'r' then
-      if step.status ~= 'u' then write(step, known, args[step.at + 3], args[step.at + 4]) end
-      note(step, args)
+      local tail = sub(step.record, FLAGS_AT)
+      if step.status ~= 'u' then write(step, steps.known, args[step.at + 3], args[step.at + 4]) end
+      note(step, steps.tails[tail] or tail_of(steps.tails, tail), args)
     end
   end
   if lease_ms > 0 then extend(steps, lease_ms) end
