@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +23,7 @@ from penstock.core.job import (
 from penstock.core.lifecycle import State
 from penstock.core.outcome import DAMAGED, Failure, damaged_failure
 from penstock.core.step import Step
+from penstock.storage.sqlite import NEW_COLUMNS, RECORD_COLUMNS, SAVED_COLUMNS
 
 # Plain strings: the sqlite3 module binds them faster than members of an enum.
 SCHEDULED: Final = State.SCHEDULED.value
@@ -72,7 +75,7 @@ _packer: Final = msgspec.msgpack.Encoder()
 
 
 class Record(msgspec.Struct, gc=False):
-    """One job. The fields up to ``was`` are in the order of ``statements.RECORD_COLUMNS``.
+    """One job. The fields up to ``was`` are in the order of ``RECORD_COLUMNS``.
 
     Verbs change it in memory; ``Unit.save`` writes it. ``key`` is 0 if the job has no row yet. The state
     ``REMOVED`` deletes the row. ``was`` is the state as read. ``payload`` is set only to be written.
@@ -200,6 +203,19 @@ class Record(msgspec.Struct, gc=False):
     def is_staged(self) -> bool:
         """Return whether the job is kept back until its write is complete."""
         return self.state == SCHEDULED and self.run_at >= STAGED_FROM_MS
+
+
+_FIELD_OF: Final = dict(zip(RECORD_COLUMNS[:-1], Record.__struct_fields__, strict=False))
+
+
+def _getter(columns: Iterable[str]) -> Callable[[Record], tuple[Any, ...]]:
+    return attrgetter(*(_FIELD_OF.get(name, name) for name in columns))
+
+
+saved_values: Final = _getter(SAVED_COLUMNS)
+"""Returns the values of ``SAVED_COLUMNS``."""
+new_values: Final = _getter(NEW_COLUMNS)
+"""Returns the values of ``NEW_COLUMNS``."""
 
 
 def unpack_failure(packed: bytes | None) -> Failure | None:

@@ -28,7 +28,9 @@ from penstock.storage.sqlite.records import (
     STATES,
     WAITING,
     Record,
+    new_values,
     pack_options,
+    saved_values,
     shown_failure,
 )
 from penstock.storage.values import Finished
@@ -348,7 +350,7 @@ class Unit:
         queue = self.queue.key
         for key, record in enumerate(records, self.next_key()):
             record.key = key
-        self.sql.executemany(_sql["insert"], [_new_values(r, queue) for r in records])
+        self.sql.executemany(_sql["insert"], [(*new_values(r), r.key, queue, r.id) for r in records])
         self.sql.executemany(_sql["insert_payload"], [(r.key, r.payload) for r in records])
 
     def next_key(self) -> int:
@@ -358,7 +360,7 @@ class Unit:
     def _update(self, records: Sequence[Record]) -> None:
         if not records:
             return
-        self.sql.executemany(_sql["update"], [(*_values(r), r.key) for r in records])
+        self.sql.executemany(_sql["update"], [(*saved_values(r), r.key) for r in records])
         payloads = [(r.key, r.payload) for r in records if r.payload is not None]
         if payloads:
             self.sql.executemany(_sql["replace_payload"], payloads)
@@ -391,20 +393,3 @@ class Unit:
         if self._listeners:
             waiters = [(record.key, listener) for record, listener in self._listeners]
             self.sql.executemany(_news_sql["add_waiter"], waiters)
-
-
-def _new_values(r: Record, queue: int) -> tuple[Any, ...]:
-    return (
-        r.key, queue, r.id, r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id,
-        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_extras, r.binds, r.slot_hold,
-    )  # fmt: skip
-
-
-def _values(r: Record) -> tuple[Any, ...]:
-    return (
-        r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id, r.blocked_by,
-        r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
-        r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
-        r.rerun, r.packed_extras, r.binds, r.wake_at,
-        r.held_until, r.error_type, r.slot_hold,
-    )  # fmt: skip

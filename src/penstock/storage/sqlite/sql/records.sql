@@ -14,20 +14,10 @@ SELECT max(key) FROM jobs
 SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at < {staged_from}
 
 -- name: insert
-INSERT INTO jobs (
-    key, queue, id, incarnation, state, priority, place, options, ttl_ms, run_id, write_id, ready_at, run_at,
-    enqueued_at, expires_at, blocked_by, runs, failures, stalls, claimed_at, finished_at, kept_until, token,
-    settled_as, worker, lease_until, cancelling, annex, binds, grip
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0, ?, ?, ?)
+INSERT INTO jobs ({new}, key, queue, id, {later}) VALUES ({new_marks}, ?, ?, ?, {later_values})
 
 -- name: update
-UPDATE jobs SET
-    incarnation = ?, state = ?, priority = ?, place = ?, options = ?, ttl_ms = ?, run_id = ?, write_id = ?,
-    blocked_by = ?, runs = ?, failures = ?, stalls = ?, ready_at = ?, run_at = ?, enqueued_at = ?, expires_at = ?,
-    claimed_at = ?, finished_at = ?, kept_until = ?, token = ?, settled_as = ?, worker = ?, lease_until = ?,
-    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?, wake_at = ?, held_until = ?,
-    error_type = ?, grip = ?
-WHERE key = ?
+UPDATE jobs SET {set_saved} WHERE key = ?
 
 -- name: insert_payload
 INSERT INTO payloads (job, payload) VALUES (?, ?)
