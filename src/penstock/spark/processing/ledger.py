@@ -1,8 +1,7 @@
 """The output of ``process``: an append-only ledger of the outcome of each row.
 
-Every row of the ledger is one outcome of one job. The newest row of a key is the current one (``latest``). The key
-columns have the user's names; all others begin with ``penstock_``, to avoid conflicts. An output that an earlier
-version created keeps its names without a prefix.
+Every row is one outcome of one job. The newest row of a key is the current one (``latest``). The key columns have the
+user's names; all others begin with ``penstock_``, except in an output that an earlier version created.
 """
 
 from __future__ import annotations
