@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from multiprocessing.pool import Pool
 from pathlib import Path
 from types import TracebackType
@@ -62,4 +63,8 @@ class Stage:
         if self._server:
             self._server.flush()
         for path in self.folder.glob("jobs.db*"):
-            path.unlink()
+            # Beside the file is a folder with the locks of its workers.
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
