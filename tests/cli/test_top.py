@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, Tab, TabbedContent, Tabs
 
@@ -39,6 +40,13 @@ class Screen:
 
     async def press(self, *keys: str) -> None:
         await self._pilot.press(*keys)
+        await self._pilot.pause()
+
+    async def type(self, *keys: str) -> None:
+        """Press keys faster than they are handled, as a slow connection delivers them."""
+        for key in keys:
+            self.top.post_message(Key(key, key if len(key) == 1 else None))
+        await self._pilot.pause()
         await self._pilot.pause()
 
     async def reload(self) -> None:
@@ -110,6 +118,22 @@ async def test_keys_act_on_the_chosen_job(app: App) -> None:
         assert screen.text("message") == "bad-one cancelled"
         info = await app.queue("mail").get("bad-one")
         assert info.state == "cancelled"
+
+
+async def test_keys_typed_at_once_act_on_the_job_that_the_cursor_has_reached(app: App) -> None:
+    for id in ("a-job", "b-job", "c-job"):
+        await app.queue("mail").enqueue(1, id=id)
+    async with Opened(app) as screen:
+        await screen.type("down", "c")
+        assert screen.text("message") == "b-job cancelled"
+        # The cancelled job is the last one now, and the cursor is still on it.
+        await screen.type("up", "enter")
+        assert isinstance(screen.top.screen, Details)
+        assert "c-job" in screen.text("facts-text")
+        await screen.press("escape")
+        await screen.type("tab", "enter")
+        assert not isinstance(screen.top.screen, Details)
+        assert str(screen.top.query(Tab).first().label) == "mail"
 
 
 async def test_removing_asks_first(app: App) -> None:

@@ -18,8 +18,9 @@ from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPa
 from penstock.cli.jobs import Reasons, read_reasons
 from penstock.cli.jobview import BRIEF, SPARE, brief, cut, facts, short_ids, timeline
 from penstock.cli.operate import said
-from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
+from penstock.cli.output import TROUBLE, fitted, span, sparkline
 from penstock.cli.status import KEYS, read_halts, read_status, workers_line
+from penstock.cli.toptable import Table
 from penstock.cli.waiting import LogFollower, unkept
 from penstock.client.situation import at_second
 from penstock.client.why import explain
@@ -62,14 +63,11 @@ class TopScreen(TextualApp[None]):
     CSS = _CSS
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "details", priority=True),
         Binding("r", "act('retry')", "retry"),
         Binding("c", "act('cancel')", "cancel"),
         Binding("x", "remove", "remove"),
         Binding("p", "pause", "pause"),
         Binding("P", "pause_all", "pause all", show=False),
-        Binding("left", "turn(-1)", "", show=False, priority=True),
-        Binding("right", "turn(1)", "states", key_display="←→", priority=True),
         Binding("escape", "back", "", show=False),
         Binding("question_mark", "help", "keys", key_display="?"),
         Binding("q,ctrl+c", "quit", "quit", key_display="q"),
@@ -90,10 +88,10 @@ class TopScreen(TextualApp[None]):
     def compose(self) -> ComposeResult:
         """Return the parts of the overview, from top to bottom."""
         yield Static(id="head")
-        yield DataTable(id="queues", cursor_type="row")
+        yield Table(id="queues", cursor_type="row")
         yield Static(id="more")
         yield Tabs(Tab("all", id="all"), *(Tab(state.value, id=state.value) for state in State))
-        yield DataTable(id="jobs", cursor_type="row")
+        yield Table(id="jobs", cursor_type="row")
         yield Static(id="message")
         yield Footer()
 
@@ -101,7 +99,7 @@ class TopScreen(TextualApp[None]):
         """Show everything, and refresh it at each interval."""
         self.theme = "ansi-dark"
         self.query_one(Tabs).can_focus = False
-        self.query_one("#jobs", DataTable).focus()
+        self.query_one("#jobs", Table).focus()
         await self.reload()
         self.set_interval(self._every, self.reload)
 
@@ -144,13 +142,13 @@ class TopScreen(TextualApp[None]):
     def _draw_queues(self) -> None:
         rows = [_queue_row(row) for row in self._queues]
         columns, cells = fitted(_QUEUE_COLUMNS, rows, width=self.size.width - 2, spare=_QUEUE_SPARE)
-        _fill(self.query_one("#queues", DataTable), columns, cells, [row["queue"] for row in self._queues])
+        self.query_one("#queues", Table).fill(columns, cells, [row["queue"] for row in self._queues])
         self._fit_queues()
 
     def _fit_queues(self) -> None:
         """Give the queues a third of the window, and say how many do not fit."""
         room = max(_LEAST_QUEUES, self.size.height // 3 - 1)
-        self.query_one("#queues", DataTable).styles.max_height = room + 1
+        self.query_one("#queues", Table).styles.max_height = room + 1
         hidden, more = self._queues[room:], self.query_one("#more", Static)
         more.display, paused = bool(hidden), sum(row["paused"] for row in hidden)
         more.update(f"+{len(hidden)} more" + (f", {paused} paused" if paused else ""))
@@ -178,20 +176,24 @@ class TopScreen(TextualApp[None]):
         shorts = short_ids(job.id for job in jobs)
         rows = [brief(job, self._reasons.get((job.queue, job.id)), shown_id=shorts[job.id]) for job in jobs]
         columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
-        table = self.query_one("#jobs", DataTable)
+        table = self.query_one("#jobs", Table)
         if self._chosen is None:
             self._chosen, self._chosen_by = next(iter(self._jobs), None), "start"
         elif self._chosen not in self._jobs and self._chosen_by != "user":
             self._chosen, self._chosen_by = next(iter(self._jobs), None), "refresh"
-        _fill(table, columns, cells, list(self._jobs), chosen=self._chosen)
+        table.fill(columns, cells, list(self._jobs), chosen=self._chosen)
         table.show_cursor = self._chosen in self._jobs
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Choose the job under the cursor."""
         if event.data_table.id == "jobs" and event.row_key is not None:
-            if event.row_key.value != self._chosen:
-                self._chosen, self._chosen_by = event.row_key.value, "user"
             event.data_table.show_cursor = True
+            self._choose_at_cursor()
+
+    def _choose_at_cursor(self) -> None:
+        at_cursor = self.query_one("#jobs", Table).key_at_cursor()
+        if at_cursor not in (None, self._chosen):
+            self._chosen, self._chosen_by = at_cursor, "user"
 
     async def on_tabs_tab_activated(self) -> None:
         """Show the jobs of the chosen state."""
@@ -215,6 +217,7 @@ class TopScreen(TextualApp[None]):
 
     async def action_open(self) -> None:
         """Show the details of the chosen job. On a queue, show only its jobs, or all jobs again."""
+        self._choose_at_cursor()
         if (queue := self._focused_queue()) is not None:
             await self._show_only(None if self._only_queue == queue else queue)
         elif self._chosen and self._chosen_by == "user":
@@ -227,13 +230,13 @@ class TopScreen(TextualApp[None]):
         """Show the jobs of all states, of this queue or of all queues."""
         self._only_queue, self._chosen = queue, None
         self.query_one(Tabs).active = "all"
-        self.query_one("#jobs", DataTable).focus()
+        self.query_one("#jobs", Table).focus()
         await self.reload()
 
     async def action_back(self) -> None:
         """Go back one step: from the queues to the jobs, or from a selection to all jobs."""
         if self._focused_queue() is not None:
-            self.query_one("#jobs", DataTable).focus()
+            self.query_one("#jobs", Table).focus()
         elif self._only_queue is not None or self.query_one(Tabs).active != "all":
             await self._show_only(None)
 
@@ -303,12 +306,14 @@ class TopScreen(TextualApp[None]):
         self.push_screen(Confirm(question), decide)
 
     def _focused_queue(self) -> str | None:
-        table = self.query_one("#queues", DataTable)
+        table = self.query_one("#queues", Table)
         is_there = self.focused is table and table.cursor_row < len(self._queues)
         return str(self._queues[table.cursor_row]["queue"]) if is_there else None
 
     def _chosen_job(self) -> JobInfo | None:
         """Return the chosen job. If it is gone, say so and forget the choice."""
+        # The message that the cursor has moved comes after keys that were typed at once.
+        self._choose_at_cursor()
         job = self._jobs.get(self._chosen or "")
         if job is None:
             lost, self._chosen = self._chosen, None
@@ -415,35 +420,3 @@ def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:
     oldest = span(row["oldest_waiting_ms"]) if row["waiting"] else ""
     rate, paused = row["completed_per_minute"], "paused" if row["paused"] else ""
     return (row["queue"], *counts, oldest, rate, paused, sparkline(row["completed_by_minute"]))
-
-
-def _fill(
-    table: DataTable[Text],
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    keys: Sequence[str],
-    *,
-    chosen: str | None = None,
-) -> None:
-    """Replace the content of a table. The cursor stays on its row, or goes to the row of ``chosen``."""
-    at = keys.index(chosen) if chosen in keys else min(table.cursor_row, len(keys) - 1)
-    with table.prevent(DataTable.RowHighlighted):
-        table.clear(columns=True)
-        widths = prose_widths(columns, rows, table.app.size.width - 2)
-        for number, name in enumerate(columns):
-            table.add_column(name, width=widths.get(number))
-        for key, row in zip(keys, rows, strict=True):
-            table.add_row(*(_cell(name, value) for name, value in zip(columns, row, strict=True)), key=key)
-        if at >= 0:
-            table.move_cursor(row=at)
-
-
-def _cell(column: str, value: Any) -> Text:
-    text = Text(visible_in_line("" if value is None else str(value)), no_wrap=True)
-    if isinstance(value, int | float):
-        text.justify = "right"
-    if value == "paused" or (column == "failed" and value):
-        text.stylize(TROUBLE)
-    elif column == "state":
-        text.stylize(STATE_STYLES.get(str(value), ""))
-    return text
