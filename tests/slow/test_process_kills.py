@@ -22,16 +22,17 @@ from tests.slow.drivers import Driver, let_leases_end
 from tests.slow.local_processes import read_log
 from tests.slow.table_run import CONCURRENCY, QUEUE, WORKERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-
 FIELDS = ("state", "result", "job_id", "finished_at")
 # Engine and format of the output.
 CASES = [("sqlite", "parquet"), ("sqlite", "delta"), ("valkey", "delta")]
 # By hand, with more time: PROCESS_KILLS=20 PROCESS_ROWS=50000 make test-slow ARGS=tests/slow/test_process_kills.py
 KILLS = int(os.environ.get("PROCESS_KILLS", "4"))
 ROWS = int(os.environ.get("PROCESS_ROWS", "12000"))
+PATIENCE_S = 240 + ROWS // 100
 # Its JVM is stopped when it is killed, and goes on when the next run is at work.
 OUTLIVED = 2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400 + 100 * KILLS)]
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_a_run_that_is_killed_pays_only_for_what_is_missing(
         let_leases_end(url, output, QUEUE)
         asyncio.run(forget_results(url))
     standby.go()
-    standby.finish()
+    standby.finish(PATIENCE_S)
 
     found = read(output, format).to_pylist()
     rows = [{name.removeprefix("penstock_"): cell for name, cell in row.items()} for row in found]
