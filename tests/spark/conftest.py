@@ -10,8 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark import session
+from tests.spark.preloading import use_preloaded_workers
 from tests.spark.quick import QUICK
 from tests.spark.versions import HAS_PUSHDOWN, HAS_STREAMS
+
+use_preloaded_workers()
 
 collect_ignore: list[str] = []
 if not HAS_STREAMS:
