@@ -169,6 +169,7 @@ def test_a_commit_of_a_delta_table_that_was_put_together_is_refused_to_others(
 
 
 # The first renames turn the names into links, the fifth turns all links around.
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [3, 6])
 def test_a_driver_that_is_killed_while_it_puts_files_together_loses_and_doubles_nothing(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, change: int

@@ -129,6 +129,7 @@ def test_an_output_in_an_object_store_needs_no_jar(
     assert sorted(calls(tmp_path)) == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # it starts four drivers
 def test_a_killed_run_doubles_no_row_of_a_delta_output_and_pays_for_none_again(tmp_path: Path) -> None:
     url, output = f"sqlite:///{tmp_path}/killed.db", tmp_path / "output"
