@@ -4,8 +4,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
 SPARK ?= 4.0.0
-# Two processes: the tests of a file stay together, for they share servers and sessions. In the order of their names:
-# files of few and long tests would come last otherwise, and one process wait for the other.
+# Two processes: the tests of a file stay together, for they share servers, and so do all tests of Spark, for they share a
+# session (tests/conftest.py). In the order of their names: files of few and long tests would come last otherwise, and one
+# process wait for the other.
 SPLIT ?= -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 

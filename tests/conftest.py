@@ -8,9 +8,11 @@ import shutil
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from penstock.core.text import storable
 from tests.processes import leave_nothing_behind
@@ -32,9 +34,29 @@ if (
 ):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+SPARK = "tests/spark/"
+
 # How long an example takes says nothing where the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """The tests of a file stay in one process, for they share servers. All tests of Spark share a session, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of Spark first: one process has them all, and nothing else takes as long."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
 
 
 def pytest_configure() -> None:
