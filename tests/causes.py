@@ -37,7 +37,7 @@ CAUSES: Final = (
         "orphan",
         "no worker",
         ("No worker runs for queue alone",),
-        '@worker.handler("alone")',
+        '@app.handler("alone")',
     ),
     Cause(
         "capped",

@@ -95,7 +95,7 @@ def test_doctor_warns_about_queues_without_a_worker_and_unknown_tasks(planted: S
     found = {(one["what"], one["verdict"]): one for one in planted_doctor(planted)}
     alone = found["queue alone", "note"]
     assert alone["found"] == "holds back 1 job: No worker runs for queue alone."
-    assert '@worker.handler("alone")' in alone["advice"]
+    assert '@app.handler("alone")' in alone["advice"]
     assert found["task other.task", "problem"]["found"] == "not known to w-live"
     assert "The worker that took it last does not know" in found["task new.task", "problem"]["found"]
 
@@ -184,7 +184,7 @@ async def test_no_command_is_proposed_for_a_job_without_a_task(tmp_path: Path) -
         await app.queue("raw").enqueue({"to": "ada"}, id="a")
     said = await asyncio.to_thread(Shell(tmp_path).ok, "why", "a")
     assert "penstock worker" not in said
-    assert '@worker.handler("raw")' in said
+    assert '@app.handler("raw")' in said
 
 
 def test_a_list_in_a_pipe_has_whole_texts(penstock: Shell) -> None:

@@ -321,6 +321,45 @@ async def once(order: Order) -> None: ...
 def once_by_all(order: Order) -> None: ...
 
 
+@app.handler("orders", attempts=5)
+async def take(order: Order) -> str:
+    return str(order.number)
+
+
+@app.handler("orders-in-context", runner="thread")
+def take_in_context(context: JobContext, order: Order) -> str:
+    return f"{context.id} {order.number}"
+
+
+@app.handler("texts", batch=10)
+async def measure(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+@app.handler("wrong")  # wrong: it takes two payloads
+def take_two(first: int, second: int) -> None: ...
+
+
+@app.handler("misspelt", atempts=3)  # wrong: misspelt
+def take_misspelt(payload: str) -> None: ...
+
+
+@app.handler(5)  # wrong: the queue
+def take_of_number(payload: str) -> None: ...
+
+
+async def correct_handlers() -> None:
+    assert_type(await take.enqueue(Order(1, 2.5)), JobHandle[str])
+    assert_type(await take_in_context.options(delay="1h").call(Order(1, 2.5)), str)
+    assert_type(measure.sync.enqueue("one text").result(), int)
+
+
+async def wrong_handlers() -> None:
+    await take.enqueue("order")  # wrong: type
+    await take_in_context.enqueue()  # wrong: missing
+    await measure.enqueue(["one", "two"])  # wrong: type
+
+
 def is_busy(error: BaseException) -> bool:
     return "busy" in str(error)
 

@@ -184,3 +184,8 @@ def choosy(kind: str) -> None:
 )
 def choosy_about_delays(kind: str) -> None:
     raise ConnectionResetError("away") if kind == "retried" else KeyError("no such key")
+
+
+@app.handler("payloads", runner="process")
+def halve(number: int) -> tuple[float, int]:
+    return number / 2, os.getpid()

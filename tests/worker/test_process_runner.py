@@ -226,6 +226,13 @@ async def test_a_process_may_suspend_its_job_and_gets_the_signal() -> None:
         assert await job.result(timeout="20s") == ["asked", {"is": 42}]
 
 
+async def test_a_handler_of_the_app_may_run_in_a_process() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        half, pid = await tasks.halve.call(5)
+        assert half == 2.5
+        assert pid != os.getpid()
+
+
 async def test_an_error_in_a_process_has_a_backoff_of_its_own() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         retried, final = [await tasks.choosy_about_delays.enqueue(kind) for kind in ("retried", "final")]

@@ -367,12 +367,12 @@ def _options(settings: Settings, app: App, target: str | None, given: dict[str, 
     options.setdefault("concurrency", concurrency)
     if "queues" in options:
         options["queues"] = dict(map(_weighted, ",".join(options["queues"]).split(",")))
-    elif not app.tasks:
+    elif not app.tasks and not app.handlers:
         options["queues"] = [settings["queue"]]
     commands = given["commands"] if given["commands"] is not None else settings["commands"]
     if commands is None:
         # An app without tasks is a mistake to report, not a reason to run commands.
-        commands = is_local(app.url) and (target is None or bool(app.tasks))
+        commands = is_local(app.url) and (target is None or bool(app.tasks or app.handlers))
     options["commands"] = settings["shell"] if commands else False
     if target is None and not commands:
         raise CommandLineError(

@@ -6,31 +6,29 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from msgspec.structs import replace
-
 from penstock.client.codec import Serde, resolve_serde
-from penstock.client.decorators import BatchDecorator, Other, TaskDecorator, batch_signature, parse_batching
+from penstock.client.decorators import BatchDecorator, HandlerDecorator, Other, TaskDecorator
+from penstock.client.definition import define
 from penstock.client.events import EventTypes, Filter, Offsets, app_events, offset_of
-from penstock.client.execution import resolve_limits, resolve_retries, resolve_runner
 from penstock.client.hints import Hinting
 from penstock.client.imports import check_module, import_named, is_typed_in, source_of
 from penstock.client.middleware import AppHooks
 from penstock.client.options import (
     DEFAULT_WAIT,
     DEFAULTS,
-    PLACEMENT,
+    HANDLER,
     TASK,
+    BatchHandlerOptions,
     BatchOptions,
     DefaultOptions,
+    HandlerOptions,
     TaskOptions,
-    placed,
     placement,
     refuse_unknown,
     with_policy,
 )
 from penstock.client.parsers import check_wait, listed
 from penstock.client.queue import Queue
-from penstock.client.rules import task_rules
 from penstock.client.schedules import AppSchedulers
 from penstock.client.session import (
     Sessions,
@@ -40,7 +38,6 @@ from penstock.client.session import (
     chosen_store,
     from_environment,
 )
-from penstock.client.signature import Signature
 from penstock.client.task import FunctionTask, Task
 from penstock.core.job import Options
 from penstock.core.names import check_namespace, check_queue, check_task, split_ref
@@ -118,11 +115,12 @@ class App(Hinting, AppHooks, AppSchedulers):
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
         self.backoffs: dict[str, BackoffFunction] = {}
         """Backoff functions by name. Jobs carry only the name."""
-        self._defaults = self.with_policy(Options(), defaults)
-        self._fields = placement(defaults)
+        self.defaults = self.with_policy(Options(), defaults)
+        self.fields = placement(defaults)
         self.wait = check_wait(defaults.get("wait", DEFAULT_WAIT))
         """The time that a call waits for its result, unless its task or its options say otherwise."""
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._handlers: dict[str, Task[..., Any]] = {}
         AppHooks.__init__(self, max_payload=self.max_payload)
         AppSchedulers.__init__(self)
         self._sessions = Sessions(
@@ -191,8 +189,24 @@ class App(Hinting, AppHooks, AppSchedulers):
         """
         refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
         kind = BatchDecorator if "batch" in options else TaskDecorator
-        decorator = kind(self, name, check_queue(queue), options)
+        decorator = kind(self.add_task, name, check_queue(queue), options)
         return decorator if func is None else decorator(func)
+
+    @overload
+    def handler(self, queue: str, /, **options: Unpack[BatchHandlerOptions]) -> BatchDecorator: ...
+    @overload
+    def handler(self, queue: str, /, **options: Unpack[HandlerOptions]) -> HandlerDecorator: ...
+    def handler(self, queue: str, /, **options: Any) -> Any:
+        """Make a function the handler of a queue's jobs without a task: ``@app.handler("mail")``.
+
+        It takes the decoded payload, in the type of its parameter's annotation, and optionally a ``JobContext``.
+        Workers of the app run it as they run tasks. ``enqueue(payload)`` of the function or the queue makes a job.
+        """
+        if callable(queue):
+            raise InvalidOption('@app.handler needs the name of a queue: @app.handler("mail").')
+        refuse_unknown(options, HANDLER, where="a handler")
+        kind = BatchDecorator if "batch" in options else HandlerDecorator
+        return kind(self.add_handler, None, check_queue(queue), options)
 
     def dead_letter(
         self, of: str, /, *, queue: str | None = None, **options: Unpack[TaskOptions]
@@ -216,6 +230,11 @@ class App(Hinting, AppHooks, AppSchedulers):
     def tasks(self) -> Mapping[str, Task[..., Any]]:
         """Return the tasks by name."""
         return MappingProxyType(self._tasks)
+
+    @property
+    def handlers(self) -> Mapping[str, Task[..., Any]]:
+        """Return the handlers of ``@app.handler`` by queue."""
+        return MappingProxyType(self._handlers)
 
     def load(self, *modules: str) -> None:
         """Import the modules of ``include``, and add ``modules`` to them, so that their tasks are registered.
@@ -263,8 +282,8 @@ class App(Hinting, AppHooks, AppSchedulers):
             result_serde=self.result_serde if result_serde is None else resolve_serde(result_serde),
             payload_type=payload_type,
             result_type=result_type,
-            defaults=self._defaults,
-            fields=self._fields,
+            defaults=self.defaults,
+            fields=self.fields,
         )
 
     def job(self, ref: str) -> JobHandle[Any]:
@@ -409,37 +428,24 @@ class App(Hinting, AppHooks, AppSchedulers):
                 f"a task {shown(name)} is registered already, {source_of(self._tasks[name].func)}, and a job carries "
                 f"only the name. Give the one {source_of(func)} another name: @app.task(name=...)."
             )
-        runner = resolve_runner(name, func, given.get("runner", "auto"))
-        takes_context = given.get("takes_context", False)
-        batching = parse_batching(given.get("batch"), given.get("batch_wait"), where=f"task {shown(name)}")
-        if batching is None:
-            signature = Signature.of(func, takes_context=takes_context)
-        else:
-            signature, batching = batch_signature(func, batching, runner=runner, takes_context=takes_context)
-        serde = self.serde if "serde" not in given else resolve_serde(given["serde"])
-        result_serde = self.result_serde if "serde" not in given else serde
-        rules = task_rules(name, given, signature)
-        ruled = frozenset() if rules is None else rules.given.keys()
-        fixed = {key: value for key, value in given.items() if key in PLACEMENT and key not in ruled}
-        task: Task[..., Any] = FunctionTask(
-            self,
-            func,
-            name=name,
-            queue=queue,
-            runner=runner,
-            limits=resolve_limits(name, runner, given),
-            serde=serde,
-            result_serde=resolve_serde(given.get("result_serde", result_serde)),
-            signature=signature,
-            defaults=self.with_policy(replace(self._defaults, task=name), given),
-            fields=placed(self._fields, fixed if rules is None else {**fixed, **rules.constants}),
-            rules=rules,
-            batching=batching,
-            retries=resolve_retries(name, given.get("retry_on"), given.get("give_up_on")),
-            wait=check_wait(given.get("wait", self.wait)),
-        )
-        self._tasks[name] = task
+        task = self._tasks[name] = define(self, func, name=name, queue=queue, given=given)
         return task
+
+    def add_handler(
+        self, func: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
+    ) -> Task[..., Any]:
+        """Register a function for the payloads of a queue, as ``@app.handler`` does."""
+        other = self._handlers.get(queue)
+        if other is not None and not (is_typed_in(other.func) and is_typed_in(func)):
+            raise InvalidOption(
+                f"queue {shown(queue)} has a handler already, {source_of(other.func)}. Remove it, or the one "
+                f"{source_of(func)}."
+            )
+        name = getattr(func, "__name__", "handler")
+        handler = self._handlers[queue] = define(
+            self, func, name=name, queue=queue, given=given, takes_payload=True
+        )
+        return handler
 
     def exchange_sessions(self, sessions: Sessions) -> Sessions:
         """Replace the sessions, and with them the store. Return the old ones."""

@@ -48,14 +48,16 @@ T = TypeVar("T")
 
 
 class _Decorator:
-    """A decorator that makes a function a task of ``app``."""
+    """A decorator that makes a function a task. ``add`` registers it: ``App.add_task`` or ``App.add_handler``."""
 
-    def __init__(self, app: App, name: str | None, queue: str, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self, add: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
+    ) -> None:
         self._arguments = (name, queue, given)
-        self._app = app
+        self._add = add
 
     def _make(self, func: Callable[..., Any]) -> Any:
-        return self._app.add_task(func, *self._arguments)
+        return self._add(func, *self._arguments)
 
 
 class Other:
@@ -89,6 +91,25 @@ class TaskDecorator(_Decorator):
     ) -> FunctionTask[P, R, Concatenate[JobContext, P], R]: ...
     @overload
     def __call__(self, func: Callable[P, R]) -> FunctionTask[P, R, P, R]: ...
+    def __call__(self, func: Callable[..., Any]) -> Any:
+        return self._make(func)
+
+
+class HandlerDecorator(_Decorator):
+    """The decorator for a function that takes the payload of one job, and optionally its context."""
+
+    @overload
+    def __call__(
+        self, func: Callable[[JobContext, T], Coroutine[Any, Any, R]]
+    ) -> FunctionTask[[T], R, [JobContext, T], Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, func: Callable[[T], Coroutine[Any, Any, R]]
+    ) -> FunctionTask[[T], R, [T], Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, func: Callable[[JobContext, T], R]) -> FunctionTask[[T], R, [JobContext, T], R]: ...
+    @overload
+    def __call__(self, func: Callable[[T], R]) -> FunctionTask[[T], R, [T], R]: ...
     def __call__(self, func: Callable[..., Any]) -> Any:
         return self._make(func)
 
@@ -212,7 +233,12 @@ def parse_batching(batch: int | None, batch_wait: Duration | None, *, where: str
 
 
 def batch_signature(
-    function: Callable[..., Any], batching: Batching, *, runner: str, takes_context: bool
+    function: Callable[..., Any],
+    batching: Batching,
+    *,
+    runner: str,
+    takes_context: bool,
+    kind: type[Signature] = Signature,
 ) -> tuple[Signature, Batching]:
     """Return the signature of one job of a batch function: one parameter, with the type of an item.
 
@@ -251,7 +277,7 @@ def batch_signature(
         annotation=_item_type(name, items[0], hints[items[0].name]),
     )
     one = _OneJob(function, inspect.Signature([item], return_annotation=_result_type(hints["return"])))
-    return Signature.of(one), msgspec.structs.replace(
+    return kind.of(one), msgspec.structs.replace(
         batching, contexts=contexts[0] if contexts else "", table=_table(hints[items[0].name])
     )
 

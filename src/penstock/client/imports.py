@@ -164,4 +164,5 @@ def task_modules(app: App) -> list[str]:
 
 
 def _modules(app: App) -> set[str]:
-    return {getattr(task.func, "__module__", _SCRIPT) for task in app.tasks.values()}
+    tasks = (*app.tasks.values(), *app.handlers.values())
+    return {getattr(task.func, "__module__", _SCRIPT) for task in tasks}

@@ -198,6 +198,26 @@ class TaskOptions(SharedOptions, total=False):
     takes_context: bool
 
 
+class HandlerOptions(DefaultOptions, total=False):
+    """The options of ``@app.handler``: those of an app, and of ``@app.task`` except rules. See ``TaskOptions``."""
+
+    retry_on: ErrorRule | Sequence[ErrorRule] | Mapping[Any, Backoff | Duration | BackoffFunction | None]
+    give_up_on: ErrorRule | Sequence[ErrorRule]
+    runner: Literal["auto", "async", "thread", "process", "sandbox"]
+    memory: Size | None
+    cpu_time: Duration | None
+    serde: str | Serde
+    result_serde: str | Serde
+    takes_context: bool
+
+
+class BatchHandlerOptions(HandlerOptions, total=False):
+    """The options of an ``@app.handler`` that takes a list of payloads. See ``BatchOptions``."""
+
+    batch: Required[int]
+    batch_wait: Duration
+
+
 class BatchOptions(TaskOptions, total=False):
     """The options of a task whose function takes a list: the items of up to ``batch`` jobs.
 
@@ -246,6 +266,7 @@ PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
 
 DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
 TASK: Final = frozenset(BatchOptions.__annotations__)
+HANDLER: Final = frozenset(BatchHandlerOptions.__annotations__)
 DISPATCH: Final = frozenset(DispatchOptions.__annotations__)
 JOB_POLICY: Final = frozenset(JobPolicy.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)

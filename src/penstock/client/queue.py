@@ -312,10 +312,12 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
 
     def _parse(self, task: str, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         refuse_unknown(options, _OPTIONS, where=f"queue {shown(self.name)}")
-        policy = self._source.app.with_policy(self._defaults, options)
+        handler = None if task else self._source.app.handlers.get(self.name)
+        base = self._defaults if handler is None else handler.defaults
+        policy = self._source.app.with_policy(base, options)
         if task:
             policy = replace(policy, task=check_task(task))
-        return policy, placed(self._fields, options)
+        return policy, placed(self._fields if handler is None else handler.fields, options)
 
     def _claiming(self, lease: Duration, wait: Duration | None, worker: str | None) -> Claiming:
         lease_ms = milliseconds(lease, what="lease")

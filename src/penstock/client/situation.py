@@ -312,7 +312,7 @@ def worker_command(*queues: str, target: str = "[MODULE:APP]") -> str:
 def start_command(job: Job) -> str:
     """Return the command that starts a worker for this job; without a task, a description of the script."""
     if not job.options.task:
-        return f'a script that adds `@worker.handler("{job.queue}")`: the job has no task, so no command can run it'
+        return f'an app that has `@app.handler("{job.queue}")`: the job has no task'
     return worker_command(
         job.queue, target="--commands" if job.options.task == COMMAND_TASK else "MODULE:APP"
     )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
+from penstock.client.decorators import Batching
 from penstock.client.session import Session
 from penstock.client.waiter import Expected, Waiter
 from penstock.core.job import Lease
@@ -176,9 +177,8 @@ class Bench:
 
     def at_once(self, queue: str) -> int:
         """Return how many jobs of a queue to claim at a time: one, unless a handler takes several."""
-        queue_handler = self.worker.handlers.by_queue.get(queue)
-        batchings = [task.batching for task in self.worker.app.tasks.values()]
-        batchings += [] if queue_handler is None else [queue_handler.batching]
+        app, batching = self.worker.app, self._batching_of_handler(queue)
+        batchings = [*(task.batching for task in app.tasks.values()), batching]
         sizes = [batching.size for batching in batchings if batching is not None]
         return min(max(sizes, default=1), self.worker.options.concurrency)
 
@@ -187,10 +187,13 @@ class Bench:
         parts: dict[str | int, list[Lease]] = {}
         for lease in leases:
             task = self.worker.app.tasks.get(lease.options.task)
-            queue_handler = self.worker.handlers.by_queue.get(queue)
-            batching = task.batching if task else queue_handler.batching if queue_handler else None
+            batching = task.batching if task else self._batching_of_handler(queue)
             parts.setdefault(lease.token if batching is None else lease.options.task, []).append(lease)
         return list(parts.values())
+
+    def _batching_of_handler(self, queue: str) -> Batching | None:
+        own, handler = self.worker.handlers.by_queue.get(queue), self.worker.app.handlers.get(queue)
+        return own.batching if own is not None else None if handler is None else handler.batching
 
     async def run(self, queue: str, leases: Sequence[Lease]) -> list[Ran]:
         """Run leases concurrently, settle them in order, and return the runs."""
@@ -277,7 +280,7 @@ class Bench:
 
     def _result(self, run: Run, outcome: Complete) -> Any:
         app = self.worker.app
-        task = app.tasks.get(run.lease.options.task)
+        task = run.handler.definition
         source = app.queue(run.served.name)._source if task is None else task.source
         return source.decode_result(outcome.result)
 

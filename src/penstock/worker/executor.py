@@ -307,12 +307,13 @@ class Executor:
         """Return the result as the handler returned it, even from another process."""
         if type(result) is not EncodedResult:
             return result
-        return self._tasks[run.handler.task].source.decode_result(result.data)
+        assert run.handler.definition is not None, "only tasks and handlers of an app run in other processes"
+        return run.handler.definition.source.decode_result(result.data)
 
     def _failed(self, run: Run, error: BaseException) -> Outcome | None:
         if run.abort is not None:
             return self._aborted(run)
-        task = self._tasks.get(run.handler.task)
+        task = run.handler.definition
         if task is None or task.retries is None:
             return failed(error, run.lease, discarded=run.discarded, backoffs=self._backoffs)
         rule = retry_rule(error, task.retries)

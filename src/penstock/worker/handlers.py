@@ -165,6 +165,7 @@ class Handlers:
         commands: CommandRunner | None = None,
         unknown_after_ms: int = 0,
     ) -> None:
+        self._app = app
         self._tasks = app.tasks
         self._encode_untyped = app.result_serde.encode
         self._queue_handlers = queue_handlers
@@ -209,12 +210,19 @@ class Handlers:
         return _refusing(name, lambda run: self.unknown.hand_back(run, error))
 
     def _for_queue(self, queue: str) -> Handler:
-        if queue not in self._queue_handlers.by_queue:  # it may be added later
-            return self._handing_back("", _no_handler(queue))
+        if queue not in self._queue_handlers.by_queue:
+            return self._for_app_handler(queue)
         handler = self._queue_handlers.make(
             queue, threads=self._threads, batcher=self._batcher, wrap=self._wrap, encode=self._encode_untyped
         )
         self._untasked[queue] = handler
+        return handler
+
+    def _for_app_handler(self, queue: str) -> Handler:
+        definition = self._app.handlers.get(queue)
+        if definition is None:  # it may be added later
+            return self._handing_back("", _no_handler(queue))
+        handler = self._untasked[queue] = self._for_task(definition)._replace(task="")
         return handler
 
     def _for_task(self, task: Task[..., Any]) -> Handler:
@@ -224,6 +232,7 @@ class Handlers:
             self._wrap(self._call_of(task)),
             task.result_serde.encode,
             lambda args, kwargs: task.signature.encode(args, kwargs, serde=task.serde),
+            task,
         )
 
     def _call_of(self, task: Task[..., Any]) -> Call:
@@ -273,7 +282,7 @@ def _pack_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 def _no_handler(queue: str) -> UnknownTask:
     return UnknownTask(
         f"the job has no task, and this worker has no handler for jobs without a task in queue {queue!r}. "
-        f'Add one with @worker.handler("{queue}"), or let another process work on this queue.'
+        f'Add one with @app.handler("{queue}"), or let another process work on this queue.'
     )
 
 

@@ -18,6 +18,7 @@ from penstock.core.text import get_logger
 
 if TYPE_CHECKING:
     from penstock.client.execution import Runner
+    from penstock.client.task import Task
     from penstock.worker.context import JobContext
     from penstock.worker.slots import ServedQueue
 
@@ -38,13 +39,17 @@ class EncodedResult(NamedTuple):
 
 
 class Handler(NamedTuple):
-    """The code that runs the jobs of one task; made when its first job arrives."""
+    """The code that runs the jobs of one task; made when its first job arrives.
+
+    ``definition`` is the task or the handler of the app, if there is one.
+    """
 
     task: str
     runner: Runner
     call: Call
     encode: Callable[[Any], bytes]
     pack: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
+    definition: Task[..., Any] | None = None
 
 
 @dataclass(slots=True, eq=False)

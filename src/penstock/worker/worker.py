@@ -264,7 +264,8 @@ class Worker:
 
     def _refuse_to_idle(self) -> None:
         """Raise ``InvalidOption`` if this worker has nothing to run."""
-        if not self.app.tasks and not self.handlers.by_queue and self.options.commands is None:
+        has_code = self.app.tasks or self.app.handlers or self.handlers.by_queue
+        if not has_code and self.options.commands is None:
             raise InvalidOption(_nothing_to_run(self.app))
 
     def run_sync(self) -> None:
@@ -353,7 +354,7 @@ class Worker:
 
     def _log_queues(self, how: str) -> None:
         logger.info("worker %s works on %s%s", self.id, ", ".join(self.options.queues), how)
-        known = {task.queue for task in self.app.tasks.values()}
+        known = {task.queue for task in (*self.app.tasks.values(), *self.app.handlers.values())}
         for queue in self.options.queues.keys() - known:
             if close := get_close_matches(queue, known, n=1):
                 logger.warning(
@@ -376,7 +377,7 @@ def _nothing_to_run(app: App) -> str:
     if not app.included:
         return (
             f"{begin}. Name the modules that define them: App(include=['myproject.mail']), or "
-            "`penstock worker -i myproject.mail`. For jobs without a task, add a handler: @worker.handler('queue')."
+            "`penstock worker -i myproject.mail`. For jobs without a task, add a handler: @app.handler('queue')."
         )
     modules = ", ".join(app.included)
     if any(value is app for value in vars(sys.modules["__main__"]).values()):

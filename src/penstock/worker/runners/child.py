@@ -284,7 +284,7 @@ def _find(module: str, name: str, task_name: str) -> Task[..., Any]:
     value: Any = home
     for part in name.split("."):
         value = getattr(value, part, None)
-    if isinstance(value, Task) and value.name == task_name:
+    if isinstance(value, Task) and value.defaults.task == task_name:  # empty for a handler
         return value
     for value in vars(home).values():
         if isinstance(value, App) and task_name in value.tasks:
