@@ -12,7 +12,7 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process bench-history clean
+.PHONY: help demo test test-quick test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process bench-steps bench-history clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
@@ -31,6 +31,7 @@ help:
 	@echo "make bench-spark     the pipeline on Spark, beside plain processes"
 	@echo "make bench-duel      an async call per row of a table, beside Daft, Ray Data and Spark"
 	@echo "make bench-process   process over settled rows, beside a bare Spark scan"
+	@echo "make bench-steps     durable steps, beside plain jobs and DBOS"
 	@echo "make bench-history   new events in small and large histories"
 	@echo "make clean           remove .venv, caches and builds"
 
@@ -93,6 +94,9 @@ bench-duel: $(VENV)/.dev
 
 bench-process: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/process $(ARGS)
+
+bench-steps: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/steps $(ARGS)
 
 bench-history: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/history $(ARGS)

@@ -25,7 +25,7 @@ from .table import figure
 ENGINES = ("valkey", "sqlite")
 FEATURES = (
     *("plain", "groups", "groups-capped", "queue-rate", "queue-concurrency", "flows", "flows-budget"),
-    *("dedup", "usage", "budget", "tracing"),
+    *("dedup", "usage", "steps", "budget", "tracing"),
 )
 BEFORE = "plain-before"
 WARM_UP = 500

@@ -21,6 +21,7 @@ ENQUEUED_AT_ONCE = 500
 TAKE = Take("w", 200, 60_000)
 GROUPS = 100
 CHILDREN = 10
+STEPS = 5
 OPTIONS = Options(task="noop")
 PAYLOAD = b"x" * 100
 
@@ -110,6 +111,15 @@ class UsageReported(Plain):
         await self.storage.report(self.queue, reports)
 
 
+class Stepped(Plain):
+    async def work(self, leases):
+        from penstock.core.step import NewStep
+
+        for n in range(STEPS):
+            steps = [NewStep(lease.id, lease.token, f"step[{n}]", result=b"1") for lease in leases]
+            await self.storage.record_steps(self.queue, steps, lease_ms=TAKE.lease_ms)
+
+
 class Budgeted(Plain):
     async def prepare(self):
         from penstock.storage.values import Budget
@@ -145,6 +155,7 @@ FEATURES = {
     "flows-budget": BudgetedFlows,
     "dedup": Deduped,
     "usage": UsageReported,
+    "steps": Stepped,
     "budget": Budgeted,
     "tracing": Traced,
 }
