@@ -1,7 +1,7 @@
 """What bench/steps runs with Penstock: a worker that drains plain jobs, or jobs of five durable steps.
 
-Started with the URL of a store as `argv[1]`. The lines on stdin are `plain <jobs>` and `steps <steps>`; every answer is a
-line of JSON with the seconds from the start of the worker to its end, and its CPU seconds.
+Started with the URL of a store as `argv[1]`. The lines on stdin are `plain <jobs>` and `steps <steps>`; every answer is
+a line of JSON with the seconds from the start of the worker to its end, and its CPU seconds.
 """
 
 import asyncio

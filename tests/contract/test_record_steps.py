@@ -346,3 +346,66 @@ async def test_a_job_without_steps_has_none(bench: Bench) -> None:
     assert await steps_of(bench) == []
     assert await steps_of(bench, "nobody") == []
     assert await bench.storage.reset_step(bench.queue, "job", "a") == "unknown_step"
+
+
+async def test_copy_steps_gives_another_job_those_before_a_step(bench: Bench) -> None:
+    lease = await running(bench)
+    await record(bench, done(lease, "load", b"z" * 5000), done(lease, "charge", b"paid"))
+    await record(bench, done(lease, "ship[1]"), done(lease, "ship[2]"), done(lease, "tell"))
+    await bench.settle(lease, Complete())
+    await bench.put("fork", delay_ms=MINUTE_MS)
+    await bench.events()
+    copy = bench.storage.copy_steps
+
+    assert await copy(bench.queue, "job", "fork", before="ship") == "copied"
+
+    assert [(step.name, step.size) for step in await steps_of(bench, "fork")] == [
+        ("load", 5000),
+        ("charge", 4),
+    ]
+    [load] = await steps_of(bench, "fork", names=["load"])
+    assert load.result == b"z" * 5000
+    [event] = await bench.events()
+    assert (event.type, event.id, json.loads(event.data)) == (E.CHANGED, "fork", {"steps": 2, "of": "job"})
+    assert await copy(bench.queue, "job", "fork", before="unknown") == "unknown_step"
+    assert await copy(bench.queue, "nobody", "fork", before="ship") == "not_found"
+    assert await copy(bench.queue, "job", "nobody", before="ship") == "not_found"
+    await bench.storage.promote(bench.queue, ["fork"])
+    lease = await bench.claim()
+    assert lease.steps is not None
+    assert [step.name for step in lease.steps] == ["load", "charge"]
+    assert await copy(bench.queue, "job", "fork", before="ship") == "active"
+
+
+async def test_a_stall_names_the_step_that_was_under_way(bench: Bench) -> None:
+    lease = await running(bench, max_stalls=1)
+    await record(bench, done(lease, "load"), NewStep("job", lease.token, 'transcode["x"]', "started"))
+    await bench.shift(2 * LEASE_MS)
+    await bench.events()
+    await bench.storage.sweep(bench.queue)
+    [event] = await bench.events()
+    assert (event.type, json.loads(event.data)) == (E.STALLED, {"step": 'transcode["x"]'})
+
+    lease = await bench.claim()
+    await record(bench, NewStep("job", lease.token, "other", "started"))
+    await bench.shift(2 * LEASE_MS)
+    await bench.storage.sweep(bench.queue)
+
+    failure = (await bench.job()).failure
+    assert failure
+    assert failure.type == "Stalled"
+    assert failure.message.endswith("2 times; the last one was worker, in step other")
+
+
+async def test_a_stall_blames_no_step_of_an_earlier_run(bench: Bench) -> None:
+    lease = await running(bench)
+    await record(bench, NewStep("job", lease.token, "transcode", "started"))
+    await bench.settle(lease, Release())
+    await bench.shift(1)
+    await bench.claim()
+    await bench.shift(2 * LEASE_MS)
+    await bench.events()
+    await bench.storage.sweep(bench.queue)
+
+    [event] = await bench.events()
+    assert (event.type, event.data) == (E.STALLED, "")

@@ -385,6 +385,14 @@ class Machine(RuleBasedStateMachine):
         if reset:
             self.same(self.storage.reset_step(self.queue, id, name), lambda: self.model.reset_step(id, name))
 
+    @rule(data=st.data(), before=st.sampled_from(["load", "charge"]))
+    def copy_steps(self, data: st.DataObject, before: str) -> None:
+        id, to = data.draw(self.known_ids()), data.draw(self.known_ids())
+        self.same(
+            self.storage.copy_steps(self.queue, id, to, before=before),
+            lambda: self.model.copy_steps(id, to, before),
+        )
+
     @rule(count=st.integers(1, 3), then=st.sampled_from(["sweep", "sweep", ""]))
     def let_time_pass(self, count: int, then: str) -> None:
         self.do(self.storage.shift_clock(self.queue, count * UNIT))

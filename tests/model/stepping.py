@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.job import EMPTY_EXTRAS
-from penstock.core.lifecycle import EventType, ResetAnswer, State, StepAnswer
+from penstock.core.lifecycle import CopyStepsAnswer, EventType, ResetAnswer, State, StepAnswer
 from penstock.core.step import NewStep, Step
 from tests.model.record import Record
 from tests.model.steps import Steps
@@ -66,6 +66,26 @@ class Stepping(Steps):
             return "unknown_step"
         self._append(E.CHANGED, record)
         return "reset"
+
+    def copy_steps(self, id: str, to: str, before: str) -> CopyStepsAnswer:
+        source, target = self.records.get(id), self.records.get(to)
+        if source is None or target is None:
+            return "not_found"
+        if target.state is S.ACTIVE:
+            return "active"
+        steps = sorted(source.steps.values(), key=lambda step: step.number)
+        firsts = [
+            n for n, step in enumerate(steps) if step.name == before or step.name.startswith(f"{before}[")
+        ]
+        if not firsts:
+            return "unknown_step"
+        for step in steps[: firsts[0]]:
+            number = self._draw()
+            target.steps.setdefault(step.name, replace(step, number=number))
+        if firsts[0]:
+            target.extras = replace(target.extras or EMPTY_EXTRAS, has_steps=True)
+        self._append(E.CHANGED, target)
+        return "copied"
 
     def _forgive(self, record: Record) -> None:
         record.steps = {name: step for name, step in record.steps.items() if step.status == "completed"}

@@ -15,6 +15,7 @@ from penstock import (
     InvalidOption,
     JobContext,
     JobFailed,
+    JobNotFound,
     StepError,
     StepFailed,
     Unrecoverable,
@@ -380,6 +381,55 @@ async def test_large_results_and_many_steps_are_read_on_demand(app: App) -> None
     async with working(app):
         assert await load.options(wait="10s").call(0) == 100_000
         assert ran == ["read"]
+
+
+async def test_the_start_of_a_step_is_recorded_once_a_worker_has_died(memory_app: App) -> None:
+    app = memory_app
+    queue = app.queue("default")
+
+    @app.task
+    async def sell(context: JobContext) -> None:
+        await context.step("transcode", lambda: 1)
+
+    job = await sell.enqueue()
+    claimed = await queue.claim_one()
+    assert claimed
+    assert await queue.end_leases(job.id) == {job.id: "ended"}
+    async with working(app):
+        await job.result(timeout="10s")
+
+    data = [event.data async for event in job.events(types="recorded")]
+    assert data == ['{"step":"transcode","status":"started"}', '{"step":"transcode","status":"completed"}']
+
+
+async def test_a_fork_keeps_the_steps_before_one(app: App) -> None:
+    ran: list[str] = []
+
+    def note(what: str) -> str:
+        ran.append(what)
+        return what
+
+    @app.task(queue="sales")
+    async def sell(context: JobContext, order: int) -> list[str]:
+        return [await context.step(name, note, f"{name} {order}") for name in ("load", "charge", "ship")]
+
+    async with working(app, queues=["sales"]):
+        job = await sell.options(priority=3).enqueue(7)
+        await job.result(timeout="10s")
+        ran.clear()
+        queue = app.queue("sales")
+        fork = await queue.fork(job.id, before="ship", new_id="again")
+        assert await app.job(fork.ref).result(timeout="10s") == ["load 7", "charge 7", "ship 7"]
+        assert ran == ["ship 7"]
+        assert (await fork.get()).priority == 3
+        with pytest.raises(InvalidOption, match="new_id='again' is taken"):
+            await job.fork(before="ship", new_id="again")
+        with pytest.raises(InvalidOption, match="Its steps are: load, charge, ship"):
+            await job.fork(before="sip")
+        with pytest.raises(JobNotFound):
+            await queue.fork("nobody", before="ship")
+        assert (await queue.counts()).staged == 0
+        assert [step.name for step in await job.steps()] == ["load", "charge", "ship"]
 
 
 async def test_names_are_checked_before_anything_runs() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.client.situation import instant
+from penstock.core.job import Conflict, NewJob
 from penstock.core.lifecycle import ResetAnswer
-from penstock.core.names import check_id, step_name
+from penstock.core.names import check_id, step_name, uuid7
 from penstock.core.step import Step, StepStatus
+from penstock.core.text import shown
+from penstock.errors import InvalidOption, JobNotFound
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
+    from penstock.client.handle import JobHandle
 
 
 class StepInfo(msgspec.Struct, frozen=True):
@@ -53,9 +57,52 @@ async def _read(source: JobCodec, id: str) -> list[StepInfo]:
     return [_info(step) for step in await storage.steps(source.queue, check_id(id))]
 
 
+def _whole(name: str, key: str | int | None) -> str:
+    """Return the name of a step. It may include the key, as in ``StepInfo``."""
+    return name if key is None and name.endswith("]") else step_name(name, key)
+
+
 async def _reset(source: JobCodec, id: str, name: str, key: str | int | None) -> ResetAnswer:
-    whole = name if key is None and name.endswith("]") else step_name(name, key)
-    return await (await source.app.connect()).reset_step(source.queue, check_id(id), whole)
+    return await (await source.app.connect()).reset_step(source.queue, check_id(id), _whole(name, key))
+
+
+async def _fork(
+    source: JobCodec, id: str, before: str, key: str | int | None, new_id: str | None
+) -> JobHandle[Any]:
+    """Make the new job staged, so that no worker takes it before it has its steps."""
+    from penstock.client.handle import JobHandle
+
+    storage, queue = await source.app.connect(), source.queue
+    [job] = await storage.get(queue, [check_id(id)])
+    if job is None:
+        raise JobNotFound.in_queue(queue, id)
+    new = NewJob(
+        uuid7() if new_id is None else check_id(new_id),
+        job.payload,
+        job.options,
+        priority=job.priority,
+        lifo=job.lifo,
+        conflict=Conflict("absent"),
+        write_id=f"fork-{uuid7()}",
+        extras=job.extras.for_new_incarnation() if job.extras else None,
+        staged=True,
+    )
+    [answer] = await storage.enqueue(queue, [new])
+    if answer.status != "queued":
+        raise InvalidOption(
+            f"new_id={shown(new.id)} is taken by a job of queue {shown(queue)}. Give another id."
+        )
+    copied = "not_found"
+    try:
+        copied = await storage.copy_steps(queue, id, new.id, before=_whole(before, key))
+    finally:
+        await storage.unstage(queue, new.write_id, keep=copied == "copied")
+    if copied != "copied":
+        names = ", ".join(step.name for step in await storage.steps(queue, id)) or "none"
+        raise InvalidOption(
+            f"job {shown(id)} has no recorded step {shown(before)} to fork before. Its steps are: {names}."
+        )
+    return JobHandle(source, new.id)
 
 
 class JobSteps:
@@ -75,6 +122,12 @@ class JobSteps:
         """Forget a step, so that the next run of the job runs it again; see ``Queue.reset_step``."""
         return await _reset(self._source, self.id, name, key)
 
+    async def fork(
+        self, *, before: str, key: str | int | None = None, new_id: str | None = None
+    ) -> JobHandle[Any]:
+        """Enqueue a new job that keeps the steps before one of them; see ``Queue.fork``."""
+        return await _fork(self._source, self.id, before, key, new_id)
+
 
 class QueueSteps:
     """The steps of the jobs of a queue, which ``Queue`` inherits."""
@@ -92,3 +145,13 @@ class QueueSteps:
         ``unknown_step`` or ``not_found`` if there is no such step or job.
         """
         return await _reset(self._source, id, name, key)
+
+    async def fork(
+        self, id: str, *, before: str, key: str | int | None = None, new_id: str | None = None
+    ) -> JobHandle[Any]:
+        """Enqueue a new job with the payload and options of a job and the steps that it recorded before ``before``.
+
+        Without a ``key``, ``before`` is the first step of that name. The other job stays as it is, and may have
+        finished. Raise ``JobNotFound``, or ``InvalidOption`` if it has no such step or ``new_id`` is taken.
+        """
+        return await _fork(self._source, id, before, key, new_id)

@@ -43,6 +43,11 @@ def sync_handles(handles: Iterable[JobHandle[R]]) -> list[SyncJobHandle[R]]:
     return [SyncJobHandle(handle) for handle in handles]
 
 
+def sync_handle(handle: JobHandle[R]) -> SyncJobHandle[R]:
+    """Return the sync face of a handle."""
+    return SyncJobHandle(handle)
+
+
 class SyncJobHandle(Hinting, Face[JobHandle[R]], Generic[R]):
     """See ``JobHandle``."""
 
@@ -70,6 +75,7 @@ class SyncJobHandle(Hinting, Face[JobHandle[R]], Generic[R]):
     signal = as_sync(JobHandle.signal)
     steps = as_sync(JobHandle.steps)
     reset_step = as_sync(JobHandle.reset_step)
+    fork = as_sync(JobHandle.fork, sync_handle)
     keep_result = as_sync(JobHandle.keep_result)
     children = as_sync(JobHandle.children)
     add_children = as_sync(JobHandle.add_children, sync_handles)
@@ -222,6 +228,7 @@ class SyncQueue(Hinting, Face[Queue]):
     signal = as_sync(QueueAdmin.signal)
     steps = as_sync(QueueSteps.steps)
     reset_step = as_sync(QueueSteps.reset_step)
+    fork = as_sync(QueueSteps.fork, SyncJobHandle)
     change = as_sync(QueueAdmin.change)
     dedup = as_sync(QueueAdmin.dedup)
     clear_dedup = as_sync(QueueAdmin.clear_dedup)

@@ -53,6 +53,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 FAILURE_TEXTS: Final = {
     "Expired": "the job's ttl passed before it was finished",
     "Stalled": "its worker died or stopped renewing the lease %d times; the last one was %s",
+    "StalledInStep": "its worker died or stopped renewing the lease %d times; the last one was %s, in step %s",
     "BudgetExceeded": "the budget of its flow was spent before it started",
     "NothingToWaitFor": "the job waited for its children again, but has had no new ones since its last wait. "
     "Add children before it waits, or finish it.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.core.lifecycle import ResetAnswer, StepAnswer
+from penstock.core.lifecycle import CopyStepsAnswer, ResetAnswer, StepAnswer
 from penstock.core.step import NewStep, Step
 
 
@@ -27,3 +27,9 @@ class StepVerbs(Protocol):
 
     async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
         """Forget a step of a job that is not active, so that the next run runs it again."""
+
+    async def copy_steps(self, queue: str, id: str, to: str, *, before: str) -> CopyStepsAnswer:
+        """Copy the steps that a job recorded before the first one with a name, whatever its key, to another job.
+
+        The other job must not be active. Steps that it has already stay as they are.
+        """

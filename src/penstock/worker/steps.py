@@ -87,6 +87,8 @@ class JobSteps(StepRecords):
                 await self._pause(_Wait(name, record.until_ms), rest_ms)
             self._begin()
             try:
+                if self._lease.stalls and not is_again:
+                    record = await self._save(self._start(call, record))
                 new, error = await self._attempt(call, record)
                 record = await self._save(new, replaces=is_again)
             finally:
@@ -111,6 +113,8 @@ class JobSteps(StepRecords):
             if record is not None and (rest_ms := self._rest_ms(record.until_ms)) > 0:
                 self._pause_sync(_Wait(name, record.until_ms), rest_ms)
             self._refuse_to_go_on()
+            if self._lease.stalls and not is_again:
+                record = run_on_loop_thread(self._save(self._start(call, record)))
             new, error = self._attempt_sync(call, record)
             record = run_on_loop_thread(self._save(new, replaces=is_again))
             if record.is_final:
@@ -271,6 +275,10 @@ class JobSteps(StepRecords):
         return msgspec.structs.replace(
             new, status="retrying", failures=failures, failure=failure_of(error), delay_ms=rest_ms
         )
+
+    def _start(self, call: StepCall, record: Step | None) -> NewStep:
+        """Return the record of a step that is about to run, for a job whose worker has died: it may be to blame."""
+        return msgspec.structs.replace(self._new(call, record, time.monotonic()), status="started")
 
     def _new(self, call: StepCall, record: Step | None, began: float, *, result: bytes = b"") -> NewStep:
         lease = self._lease

@@ -109,6 +109,7 @@ class SqliteStorage(VerbsOnIds):
     report = _writes(settle.report)
     record_steps = _writes(steps.record_steps)
     reset_step = _writes(steps.reset_step)
+    copy_steps = _writes(steps.copy_steps)
     steps = _reads(steps.steps)
     depart = _writes(queue_verbs.depart)
     leases_of = _reads(queries.leases_of)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.lifecycle import EventType, ResetAnswer, StepAnswer
+from penstock.core.lifecycle import CopyStepsAnswer, EventType, ResetAnswer, StepAnswer
 from penstock.core.step import (
     FINAL,
     TRAVELLING_RESULT,
@@ -142,9 +142,49 @@ def reset_step(unit: Unit, id: str, name: str) -> ResetAnswer:
         return "active"
     if not unit.sql.execute(_sql["reset"], (job.key, name)).rowcount:
         return "unknown_step"
-    unit.note(_CHANGED, job, run=job.runs, data=_json.encode({"step": name}).decode())
+    unit.note(_CHANGED, job, run=job.runs, data=step_data(name))
     unit.save([])
     return "reset"
+
+
+def copy_steps(unit: Unit, id: str, to: str, *, before: str) -> CopyStepsAnswer:
+    """Copy the steps that were recorded before another to a job that is not active."""
+    jobs = unit.find([id, to])
+    source, target = jobs.get(id), jobs.get(to)
+    if source is None or target is None:
+        return "not_found"
+    if target.state == ACTIVE:
+        return "active"
+    (first,) = unit.sql.execute(_sql["first_of"], {"job": source.key, "name": before}).fetchone()
+    if first is None:
+        return "unknown_step"
+    rows = unit.sql.execute(_sql["earlier"], (source.key, first)).fetchall()
+    unit.sql.executemany(
+        _sql["copy"],
+        [
+            (target.key, name, number, *rest)
+            for number, (name, *rest) in zip(unit.draw_many(len(rows)), rows, strict=True)
+        ],
+    )
+    if rows:
+        target.extras = replace(target.extras, has_steps=True)
+    data = _json.encode({"steps": len(rows), "of": id}).decode()
+    unit.note(_CHANGED, target, run=target.runs, data=data)
+    unit.save([target])
+    return "copied"
+
+
+def step_data(name: str) -> str:
+    """Return the data of an event about a step."""
+    return _json.encode({"step": name}).decode()
+
+
+def step_under_way(unit: Unit, job: Record) -> str:
+    """Return the last step that the present run has started and not ended, if it said so; else an empty text."""
+    if job.packed_extras is None or not job.extras.has_steps:
+        return ""
+    row = unit.sql.execute(_sql["under_way"], (job.key, job.claimed_at)).fetchone()
+    return str(row[0]) if row else ""
 
 
 def forgive(unit: Unit, job: Record) -> None:

@@ -26,6 +26,7 @@ from penstock.storage.sqlite.records import (
     Unreadable,
     pack_failure,
 )
+from penstock.storage.sqlite.steps import step_data, step_under_way
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import forget_usage
@@ -129,12 +130,19 @@ def _rescue_one(unit: Unit, record: Record) -> None:
     elif (cause := flows.dependency_failure(unit, record)) is not None:
         _fail(unit, record, cause)
     elif record.stalls > record.options.max_stalls:
-        _fail(unit, record, Failure("Stalled", FAILURE_TEXTS["Stalled"] % (record.stalls, worker)))
+        _fail(unit, record, _stalled(unit, record, worker))
     else:
+        step = step_under_way(unit, record)
         end_lease(record)
         return_to_waiting(unit, record)
         absorb_slot(unit, record)
-        unit.note(_STALLED, record, run=record.runs)
+        unit.note(_STALLED, record, run=record.runs, **({"data": step_data(step)} if step else {}))
+
+
+def _stalled(unit: Unit, record: Record, worker: str) -> Failure:
+    if step := step_under_way(unit, record):
+        return Failure("Stalled", FAILURE_TEXTS["StalledInStep"] % (record.stalls, worker, step))
+    return Failure("Stalled", FAILURE_TEXTS["Stalled"] % (record.stalls, worker))
 
 
 def _fail(unit: Unit, record: Record, failure: Failure) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.lifecycle import ResetAnswer, StepAnswer
+from penstock.core.lifecycle import CopyStepsAnswer, ResetAnswer, StepAnswer
 from penstock.core.step import (
     TRAVELLING_RESULT,
     NewStep,
@@ -36,6 +36,12 @@ _LETTERS: Final[dict[str, bytes]] = {
 _RECORDED: Final[dict[int, StepAnswer]] = {ord("r"): "recorded", ord("k"): "known", ord("l"): "lost"}
 _RESET: Final[dict[bytes, ResetAnswer]] = {
     b"r": "reset",
+    b"a": "active",
+    b"u": "unknown_step",
+    b"-": "not_found",
+}
+_COPIED: Final[dict[bytes, CopyStepsAnswer]] = {
+    b"c": "copied",
     b"a": "active",
     b"u": "unknown_step",
     b"-": "not_found",
@@ -70,6 +76,10 @@ class Steps:
     async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
         data = _encode_json({"step": name})
         return _RESET[await self._calls.call(queue, "reset_step", id, name, data)]
+
+    async def copy_steps(self, queue: str, id: str, to: str, *, before: str) -> CopyStepsAnswer:
+        args = (id, to, before, _encode_json({"of": id})[1:-1])
+        return _COPIED[await self._calls.call_once(queue, "copy_steps", args)]
 
 
 def _arguments(step: NewStep) -> tuple[Arg, ...]:

@@ -27,5 +27,18 @@ ORDER BY s.number
 -- name: reset
 DELETE FROM steps WHERE job = ? AND name = ?
 
+-- name: under_way
+SELECT name FROM steps WHERE job = ? AND status = 'started' AND at_ms >= ? ORDER BY number DESC LIMIT 1
+
+-- name: first_of
+SELECT min(number) FROM steps WHERE job = :job AND (name = :name OR substr(name, 1, length(:name) + 1) = :name || '[')
+
+-- name: earlier
+SELECT name, status, at_ms, until_ms, body, result FROM steps WHERE job = ? AND number < ? ORDER BY number
+
+-- name: copy
+INSERT INTO steps (job, name, number, status, at_ms, until_ms, body, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
 -- name: forgive
 DELETE FROM steps WHERE job = ? AND status <> 'completed'

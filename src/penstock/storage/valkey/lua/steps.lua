@@ -7,7 +7,7 @@
 do
 
 local MOST_TRAVELLING = 1000 -- TRAVELLING_STEPS in core/step.py
-local COMPLETED, FAILED = 99, 102 -- the letters c and f
+local COMPLETED, FAILED, STARTED = 99, 102, 115 -- the letters c, f and s
 
 function Steps.key(id)
   return Q.prefix .. ':steps:' .. id
@@ -54,6 +54,19 @@ function Steps.forgive(job)
   if not names[1] then return end
   send('HDEL', Steps.key(job.id), names)
   send('HDEL', Steps.results_key(job.id), names)
+end
+
+-- Return the last step that the present run has started and not ended, if it said so.
+function Steps.under_way(job)
+  if not (job.extras_moved and extras_of(job).sp) then return nil end
+  local fields, last, name = call('HGETALL', Steps.key(job.id)), '', nil
+  for i = 1, #fields, 2 do
+    local stored = fields[i + 1]
+    if byte(stored, 1) == STARTED and unpack('>I6', stored, 8) >= job.claimed and sub(stored, 2, 7) > last then
+      last, name = sub(stored, 2, 7), fields[i]
+    end
+  end
+  return name
 end
 
 -- Drop all steps: with the record, or when its id is queued afresh.

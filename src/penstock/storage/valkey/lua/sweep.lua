@@ -17,16 +17,19 @@ local function rescue(job)
   local cause = Flows.is_parent(job) and Flows.cause(job)
   if cause then return Flows.fail(job, cause) end
   if job.stalls > options_of(job.header).max_stalls then
-    local message = string.format(FAILURE_TEXTS.Stalled, job.stalls, worker)
+    local step = Steps.under_way(job)
+    local message = string.format(step and FAILURE_TEXTS.StalledInStep or FAILURE_TEXTS.Stalled, job.stalls, worker, step)
     set_failure(job, failure_of('Stalled', message))
     local group, row = finish(job, 'f', 'failed')
     put(group, row, 'et', 'Stalled')
     put(group, row, 'em', message)
     return
   end
+  local step = Steps.under_way(job)
   enter_waiting(job, true)
   absorb_slot(job)
-  emit('stalled', job)
+  local group, row = emit('stalled', job)
+  if step then put(group, row, 'data', cjson.encode({ step = step })) end
 end
 
 -- Renew leases after a gap, in which their holders could not extend them. A lease that ran out in the gap gets the time it
