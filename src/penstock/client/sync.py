@@ -43,7 +43,7 @@ def sync_handles(handles: Iterable[JobHandle[R]]) -> list[SyncJobHandle[R]]:
     return [SyncJobHandle(handle) for handle in handles]
 
 
-def sync_handle(handle: JobHandle[R]) -> SyncJobHandle[R]:
+def sync_handle(handle: JobHandle[Any]) -> SyncJobHandle[Any]:
     """Return the sync face of a handle."""
     return SyncJobHandle(handle)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.job import EMPTY_EXTRAS, pack_extras
 from penstock.core.lifecycle import CopyStepsAnswer, EventType, ResetAnswer, StepAnswer
 from penstock.core.step import (
     FINAL,
@@ -22,7 +23,7 @@ from penstock.core.step import (
 )
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
-from penstock.storage.sqlite.records import ACTIVE, Record
+from penstock.storage.sqlite.records import ACTIVE, Record, as_extras, unpack_options
 from penstock.storage.sqlite.unit import Unit
 
 _RECORDED = EventType.RECORDED.value
@@ -35,35 +36,55 @@ _Place = tuple[int, str]
 """The key of a job and the name of a step."""
 
 
+class _Job(msgspec.Struct, gc=False):
+    """What recording a step needs of a job: reading whole records takes longer than all the rest."""
+
+    key: int
+    id: str
+    state: str
+    token: int
+    incarnation: int
+    enqueued_at: int
+    run_id: str
+    packed_options: bytes
+    runs: int
+    worker: str
+    packed_extras: bytes | None
+
+
 def record_steps(unit: Unit, steps: Sequence[NewStep], *, lease_ms: int = 0) -> list[StepAnswer]:
     """Record steps of jobs whose lease is held, each at most once, and extend the leases."""
-    jobs = unit.find({step.id for step in steps})
+    ids = _json.encode(list({step.id for step in steps})).decode()
+    jobs = {
+        job.id: job for job in (_Job(*row) for row in unit.sql.execute(_sql["held"], (ids, unit.queue.key)))
+    }
     held = [_held(jobs.get(step.id), step) for step in steps]
     known = _known(unit, [(job.key, step.name) for job, step in zip(held, steps, strict=True) if job])
     rows: list[tuple[Any, ...]] = []
+    noted: list[tuple[_Job, NewStep]] = []
     answers: list[StepAnswer] = []
     for job, step in zip(held, steps, strict=True):
         if job is None:
             answers.append("lost")
             continue
         number, status = known.get((job.key, step.name), (0, ""))
-        if step.status == "unused":
-            answers.append(_note_unused(unit, job, step, is_known=bool(number)))
-            continue
-        if status in FINAL and not step.replaces:
+        is_unused = step.status == "unused"
+        if (is_unused and not number) or (not is_unused and status in FINAL and not step.replaces):
             answers.append("known")
             continue
-        number = number or unit.draw()
-        known[job.key, step.name] = number, step.status
-        rows.append(_row(unit, job, step, number))
-        _note(unit, job, step)
+        if not is_unused:
+            number = number or unit.draw()
+            known[job.key, step.name] = number, step.status
+            rows.append(_row(unit, job, step, number))
+        noted.append((job, step))
         answers.append("recorded")
     unit.sql.executemany(_sql["record"], rows)
-    _mark_and_extend(unit, {job.key: job for job in held if job}, lease_ms=lease_ms)
+    _note_all(unit, noted)
+    _mark_and_extend(unit, {job.key: job for job in held if job}.values(), lease_ms=lease_ms)
     return answers
 
 
-def _held(job: Record | None, step: NewStep) -> Record | None:
+def _held(job: _Job | None, step: NewStep) -> _Job | None:
     return job if job is not None and job.state == ACTIVE and job.token == step.token else None
 
 
@@ -73,38 +94,53 @@ def _known(unit: Unit, places: list[_Place]) -> dict[_Place, tuple[int, str]]:
     return {(job, name): (number, status) for job, name, number, status in rows}
 
 
-def _row(unit: Unit, job: Record, step: NewStep, number: int) -> tuple[Any, ...]:
+def _row(unit: Unit, job: _Job, step: NewStep, number: int) -> tuple[Any, ...]:
     until_ms = unit.now_ms + step.delay_ms if step.delay_ms else 0
     large = step.result if len(step.result) > TRAVELLING_RESULT else None
     body = pack_body(StepBody.of(step))
     return (job.key, step.name, number, step.status, unit.now_ms, until_ms, body, large)
 
 
-def _note_unused(unit: Unit, job: Record, step: NewStep, *, is_known: bool) -> StepAnswer:
-    if not is_known:
-        return "known"
-    _note(unit, job, step)
-    return "recorded"
+def _note_all(unit: Unit, noted: list[tuple[_Job, NewStep]]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for job, step in noted:
+        options, failure = unpack_options(job.packed_options), step.failure
+        extras = as_extras(job.packed_extras)
+        rows.append(
+            (
+                unit.now_ms,
+                job.id,
+                job.incarnation,
+                job.enqueued_at,
+                job.run_id,
+                options.task,
+                options.version,
+                ACTIVE,
+                job.runs,
+                job.token,
+                job.worker,
+                step.run_ms,
+                len(step.result),
+                event_data(step),
+                "" if failure is None else failure.type,
+                "" if failure is None else failure.message,
+                extras.group if extras else "",
+            )
+        )
+    if rows:
+        unit.notes.add_rows(_RECORDED, ("run", "tok", "w", "ms", "size", "data", "et", "em", "grp"), rows)
 
 
-def _note(unit: Unit, job: Record, step: NewStep) -> None:
-    failure = step.failure
-    error = {} if failure is None else {"et": failure.type, "em": failure.message}
-    unit.note(
-        _RECORDED, job, run=job.runs, tok=job.token, w=job.worker, ms=step.run_ms, size=len(step.result),
-        data=event_data(step), **error,
-    )  # fmt: skip
-
-
-def _mark_and_extend(unit: Unit, jobs: dict[int, Record], *, lease_ms: int) -> None:
-    until_ms = unit.now_ms + lease_ms
-    unmarked = [job for job in jobs.values() if job.packed_extras is None or not job.extras.has_steps]
-    for job in unmarked:
-        job.extras = replace(job.extras, has_steps=True)
-        job.lease_until = max(job.lease_until, until_ms) if lease_ms else job.lease_until
-    unit.save(unmarked)
-    if lease_ms:
-        unit.sql.executemany(_sql["extend"], [(until_ms, key) for key in jobs])
+def _mark_and_extend(unit: Unit, jobs: Iterable[_Job], *, lease_ms: int) -> None:
+    """Note in the extras that the jobs have steps, and extend their leases."""
+    until_ms = unit.now_ms + lease_ms if lease_ms else 0
+    rows = []
+    for job in jobs:
+        extras = as_extras(job.packed_extras) or EMPTY_EXTRAS
+        packed = None if extras.has_steps else pack_extras(replace(extras, has_steps=True))
+        if lease_ms or packed:
+            rows.append((until_ms, packed, job.key))
+    unit.sql.executemany(_sql["mark"], rows)
 
 
 def travelling_steps(unit: Unit, key: int) -> tuple[Step, ...] | None:

@@ -1,3 +1,9 @@
+-- name: held
+SELECT j.key, j.id, j.state, j.token, j.incarnation, j.enqueued_at, j.run_id, o.value, j.runs, j.worker, j.annex
+FROM json_each(?) e
+CROSS JOIN jobs j ON j.queue = ? AND j.id = e.value
+JOIN options o ON o.key = j.options
+
 -- name: known
 SELECT s.job, s.name, s.number, s.status
 FROM json_each(?) e
@@ -8,8 +14,8 @@ INSERT INTO steps (job, name, number, status, at_ms, until_ms, body, result) VAL
 ON CONFLICT DO UPDATE SET status = excluded.status, at_ms = excluded.at_ms, until_ms = excluded.until_ms,
     body = excluded.body, result = excluded.result
 
--- name: extend
-UPDATE jobs SET lease_until = max(lease_until, ?) WHERE key = ?
+-- name: mark
+UPDATE jobs SET lease_until = max(lease_until, ?), annex = coalesce(?, annex) WHERE key = ?
 
 -- name: of_job
 SELECT name, number, status, at_ms, until_ms, body FROM steps WHERE job = ? ORDER BY number LIMIT ?
