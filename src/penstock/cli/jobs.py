@@ -19,6 +19,8 @@ from penstock.cli.jobview import (
     find_job,
     reason_fields,
     short_ids,
+    step_facts,
+    step_row,
     timeline,
     timeline_row,
 )
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.causes import Reason
     from penstock.client.info import JobInfo
+    from penstock.client.steps import StepInfo
 
 
 _STATES: Final = StateName(STATES)
@@ -185,20 +188,23 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
     """Show a job and its timeline. For its output, run `penstock logs ID`."""
     from penstock.client.why import explain
 
-    async def read(app: App) -> tuple[JobInfo, Reason, list[Any], str]:
+    async def read(app: App) -> tuple[JobInfo, Reason, list[StepInfo], list[Any], str]:
         job = await find_job(app, id, queue)
         reason = await explain(await app.connect(), job.raw)
+        handle = app.job(job.ref)
+        steps = await handle.steps() if job.raw.extras and job.raw.extras.has_steps else []
         try:
-            return job, reason, [event async for event in app.job(job.ref).events(follow=False)], ""
+            return job, reason, steps, [event async for event in handle.events(follow=False)], ""
         except EventsLost as lost:
-            return job, reason, [], str(lost)
+            return job, reason, steps, [], str(lost)
 
-    job, reason, events, lost = run_with_app(Settings(flags), read)
+    job, reason, steps, events, lost = run_with_app(Settings(flags), read)
     if as_json:
         fields = described(job, reason, traceback=job.task != COMMAND_TASK)
-        print_json({**fields, "timeline": [timeline_row(event) for event in events]})
+        of_steps = [step_row(step) for step in steps]
+        print_json({**fields, "steps": of_steps, "timeline": [timeline_row(event) for event in events]})
         return
-    for name, value in facts(job, reason):
+    for name, value in [*facts(job, reason), *step_facts(steps)]:
         # Indented, the lines of a script cannot pass for facts.
         text = str(value).replace("\n", f"\n{'':13}")
         click.echo(f"{name:12} {text}")

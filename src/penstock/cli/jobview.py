@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.causes import Reason
     from penstock.client.info import JobInfo
+    from penstock.client.steps import StepInfo
     from penstock.core.event import Event
     from penstock.core.job import Job
     from penstock.storage.contract import Storage
@@ -269,6 +270,35 @@ def _stalls(job: JobInfo) -> str:
     return f", {counted(job.stalls, 'stall')}" if job.stalls else ""
 
 
+_STEPS_SHOWN: Final = 20
+
+
+def step_row(step: StepInfo) -> dict[str, Any]:
+    """Return a recorded step, for JSON."""
+    return msgspec.to_builtins(step) | {"recorded_at_ms": round(step.recorded_at.timestamp() * 1000)}
+
+
+def step_facts(steps: Sequence[StepInfo]) -> list[tuple[str, str]]:
+    """Return the recorded steps as a fact: the newest of them, one per line."""
+    if not steps:
+        return []
+    lines = [_step_line(step) for step in steps[-_STEPS_SHOWN:]]
+    if len(steps) > _STEPS_SHOWN:
+        lines.insert(0, f"... and {counted(len(steps) - _STEPS_SHOWN, 'earlier step')}")
+    return [("steps", "\n".join(lines))]
+
+
+def _step_line(step: StepInfo) -> str:
+    parts = [visible_in_line(step.name), step.status]
+    if step.until is not None and step.status in ("waiting", "retrying"):
+        parts.append(f"until {when(round(step.until.timestamp() * 1000))}")
+    if step.failures:
+        parts.append(f"after {counted(step.failures, 'failed attempt')}")
+    if step.error_type:
+        parts.append(f"({visible_in_line(step.error_type)}: {visible_in_line(step.error)})")
+    return " ".join(parts)
+
+
 def timeline_row(event: Event) -> dict[str, Any]:
     """Return an event of a job, for JSON."""
     return {
@@ -300,8 +330,17 @@ def happened(event: Event) -> str:
     if event.error_type:
         parts.append(f"{event.error_type}: {event.error}")
     if event.data:
-        parts.append(event.data)
+        parts.append(_recorded(event.data) if event.type == "recorded" else event.data)
     return visible_in_line("  ".join(parts))
+
+
+def _recorded(data: str) -> str:
+    """Return the data of a recorded step in words."""
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, Any])
+        return f"step {fields['step']} {fields['status']}"
+    except (msgspec.MsgspecError, KeyError):
+        return data
 
 
 def timeline(events: Sequence[Event]) -> list[str]:
