@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +108,17 @@ async def test_waits_of_a_sync_handler(app: App) -> None:
         job = await sell.enqueue()
         await job.signal("approved", "yes")
         assert await job.result(timeout="10s") == ["yes", 3]
+
+
+async def test_a_handler_in_a_process_has_steps_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEP_TASKS_URL", f"sqlite:///{tmp_path}/steps.db")
+    from tests.worker import step_tasks
+
+    journal = tmp_path / "journal"
+    async with step_tasks.app, working(step_tasks.app, child_processes=1):
+        job = await step_tasks.in_steps.enqueue(str(journal))
+        await job.signal("approved", "yes")
+        assert await job.result(timeout="40s") == ["yes", 32]
+    assert journal.read_text() == "ran\n"

@@ -275,7 +275,8 @@ _STEPS_SHOWN: Final = 20
 
 def step_row(step: StepInfo) -> dict[str, Any]:
     """Return a recorded step, for JSON."""
-    return msgspec.to_builtins(step) | {"recorded_at_ms": round(step.recorded_at.timestamp() * 1000)}
+    fields: dict[str, Any] = msgspec.to_builtins(step)
+    return fields | {"recorded_at_ms": round(step.recorded_at.timestamp() * 1000)}
 
 
 def step_facts(steps: Sequence[StepInfo]) -> list[tuple[str, str]]:
