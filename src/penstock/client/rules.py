@@ -252,15 +252,15 @@ class _Parameters(NamedTuple):
 
     def check(self, names: Iterable[str], option: str) -> tuple[str, ...]:
         """Return ``names``. Raise ``InvalidOption`` for one that is not a parameter."""
-        checked = tuple(dict.fromkeys(names))
-        for name in checked:
-            if name not in self.fields:
+        names = tuple(names)
+        for name in names:
+            if not isinstance(name, str) or name not in self.fields:
                 known = ", ".join(self.fields) or "none"
                 raise InvalidOption(
                     f"{option} of task {shown(self.task)} reads {shown(name)}, which is not a parameter of its "
                     f"function. The parameters are: {known}."
                 )
-        return checked
+        return tuple(dict.fromkeys(names))
 
     def check_path(self, path: Sequence[str], option: str) -> None:
         """Raise ``InvalidOption`` if a class in the annotations has no field of that name."""
