@@ -377,12 +377,55 @@ async def test_a_payload_by_name_follows_the_same_rules(ruled: Ruled) -> None:
     await ruled.app.close()
 
 
+async def test_a_payload_by_name_may_say_what_is_unique(ruled: Ruled) -> None:
+    orders = ruled.app.queue("orders")
+    payload = {"order": {"number": 7, "customer": "ada"}}
+    first = await ruled.charge.enqueue(ORDER)
+    assert (await orders.enqueue(payload, task="charge", unique="order")).id == first.id
+    assert (await orders.enqueue(payload, task="charge", unique=False)).status == "queued"
+    assert orders.prepare(payload, task="charge", unique=False).job.dedup is None
+    [job] = await orders.enqueue_many([payload], task="charge", unique=False)
+    assert job.status == "queued"
+    assert (await orders.enqueue(payload, task="other", unique=False)).status == "queued"
+    assert (await orders.enqueue(payload, unique=False)).status == "queued"
+    for task in ("other", ""):
+        with pytest.raises(InvalidOption, match=r"unique=True compares the arguments of a task.* Use dedup="):
+            await orders.enqueue(payload, task=task, unique=True)
+    await ruled.app.close()
+
+
 async def test_schedules_and_sync_code_follow_the_rules(ruled: Ruled) -> None:
     info = await ruled.app.schedule("s", ruled.charge.job(ORDER), every="1h")
     assert info.spec.job.dedup == job_of(ruled.charge.job(ORDER)).dedup is not None
-    with pytest.raises(InvalidInput, match=r"deadline of task 'ship' would be computed once"):
-        await ruled.ship.options(every="1h").schedule("s", ORDER)
     assert group_of(ruled.ship.sync.job(ORDER).job) == "customer-ada"
+    await ruled.app.close()
+
+
+async def test_a_schedule_refuses_a_deadline_that_is_one_time(ruled: Ruled) -> None:
+    @ruled.app.task(deadline=lambda: datetime.now(UTC))
+    async def tidy() -> None: ...
+
+    payload, queue = {"order": {"number": 7, "customer": "ada"}}, ruled.app.queue("default")
+    until = datetime(2027, 1, 1, tzinfo=UTC)
+    for schedule in (
+        lambda: ruled.app.schedule("s", ruled.ship.job(ORDER), every="1h"),
+        lambda: ruled.app.schedule("s", queue.prepare(payload, task="ship"), every="1h"),
+        lambda: ruled.ship.options(every="1h").schedule("s", ORDER),
+        lambda: queue.schedule("s", payload, task="ship", every="1h"),
+    ):
+        with pytest.raises(InvalidInput, match=r"deadline of task 'ship' would be computed once"):
+            await schedule()
+    with pytest.raises(InvalidInput, match=r"deadline of task 'tidy' would be computed once"):
+        ruled.app.scheduled(every="1h")(tidy)
+    for schedule in (
+        lambda: ruled.app.schedule("s", ruled.ship.options(deadline=until).job(ORDER), every="1h"),
+        lambda: queue.schedule("s", payload, task="ship", deadline=until, every="1h"),
+    ):
+        with pytest.raises(
+            InvalidOption, match=r"deadline=2027-01-01.* is a single time, but the job repeats"
+        ):
+            await schedule()
+    await queue.schedule("s", payload, task="ship", deadline="10m", every="1h")
     await ruled.app.close()
 
 

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
 ErrorRule: TypeAlias = type[BaseException] | Callable[[Any], bool]
-"""An exception class, or a function that takes the error and says whether it is meant."""
+"""An exception class, or a function that takes the error and returns whether the option applies to it."""
+RetryOn: TypeAlias = (
+    ErrorRule | Sequence[ErrorRule] | Mapping[Any, Backoff | Duration | BackoffFunction | None]
+)
 
 # Users pass these on from optional arguments of their own, so None means unset.
 _NONE_IS_UNSET: Final = frozenset(
@@ -121,7 +124,12 @@ class Placement(TypedDict, total=False):
 
 
 class JobOptions(JobPolicy, Placement, total=False):
-    """All options of a job, as ``queue.enqueue(payload, **options)`` takes them."""
+    """All options of a job, as ``queue.enqueue(payload, **options)`` takes them.
+
+    ``unique`` replaces that of the task, which the app must have; ``False`` turns it off.
+    """
+
+    unique: bool | str | Sequence[str] | Unique
 
 
 class CallOptions(JobOptions, total=False):
@@ -138,12 +146,7 @@ class ScheduleOptions(JobOptions, When, total=False):
 
 
 class DispatchOptions(CallOptions, When, total=False):
-    """The options of ``task.options(...)``: those of a job and of a call, ``queue``, and the times of ``schedule``.
-
-    ``unique`` replaces that of the task; ``False`` turns it off.
-    """
-
-    unique: bool | str | Sequence[str] | Unique
+    """The options of ``task.options(...)``: those of a job and of a call, ``queue``, and the times of ``schedule``."""
 
     queue: str | None
 
@@ -188,7 +191,7 @@ class TaskOptions(SharedOptions, total=False):
     dedup: Dedup | str | Callable[..., Dedup | str | None] | None
     unique: bool | str | Sequence[str] | Unique
     deadline: Duration | Callable[..., datetime | Duration | None] | None
-    retry_on: ErrorRule | Sequence[ErrorRule] | Mapping[Any, Backoff | Duration | BackoffFunction | None]
+    retry_on: RetryOn
     give_up_on: ErrorRule | Sequence[ErrorRule]
     runner: Literal["auto", "async", "thread", "process", "sandbox"]
     memory: Size | None
@@ -201,7 +204,7 @@ class TaskOptions(SharedOptions, total=False):
 class HandlerOptions(DefaultOptions, total=False):
     """The options of ``@app.handler``: those of an app, and of ``@app.task`` except rules. See ``TaskOptions``."""
 
-    retry_on: ErrorRule | Sequence[ErrorRule] | Mapping[Any, Backoff | Duration | BackoffFunction | None]
+    retry_on: RetryOn
     give_up_on: ErrorRule | Sequence[ErrorRule]
     runner: Literal["auto", "async", "thread", "process", "sandbox"]
     memory: Size | None
@@ -267,6 +270,7 @@ PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
 DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
 TASK: Final = frozenset(BatchOptions.__annotations__)
 HANDLER: Final = frozenset(BatchHandlerOptions.__annotations__)
+JOB: Final = frozenset(JobOptions.__annotations__)
 DISPATCH: Final = frozenset(DispatchOptions.__annotations__)
 JOB_POLICY: Final = frozenset(JobPolicy.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
@@ -291,8 +295,8 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) 
 def _instead(name: str, known: Collection[str]) -> str:
     if "concurrency" in known and (hint := WORKER_OPTIONS.get(name)):
         return hint
-    # The hints are about jobs. They do not apply to the options of a search, a schedule or a table.
-    is_about_jobs = "attempts" in known
+    # The hints are about jobs. They do not apply to the options of a search, a step, a schedule or a table.
+    is_about_jobs = "result_ttl" in known
     if is_about_jobs and (hint := option_hint(name, known, DISPATCH)):
         return hint
     if is_about_jobs and name in TIMES:

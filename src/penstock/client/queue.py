@@ -19,8 +19,7 @@ from penstock.client.firing import sweep
 from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import Hinting
 from penstock.client.options import (
-    JOB_POLICY,
-    PLACEMENT,
+    JOB,
     TIMES,
     CallOptions,
     JobOptions,
@@ -29,11 +28,16 @@ from penstock.client.options import (
     refuse_unknown,
 )
 from penstock.client.parsers import listed, whole_number
-from penstock.client.schedules import QueueSchedulers, SchedulerInfo
+from penstock.client.schedules import (
+    QueueSchedulers,
+    SchedulerInfo,
+    put_scheduler,
+    schedule_spec,
+)
 from penstock.client.steps import QueueSteps
 from penstock.client.task import JobSpec
 from penstock.core.job import NewJob, Options
-from penstock.core.names import check_id, check_task, check_worker, uuid7
+from penstock.core.names import check_id, check_scheduler, check_task, check_worker, uuid7
 from penstock.core.outcome import Release
 from penstock.core.schedule import When
 from penstock.core.text import get_logger, shown
@@ -130,7 +134,6 @@ def _keep_running(task: asyncio.Task[None]) -> None:
     task.add_done_callback(_hand_backs.discard)
 
 
-_OPTIONS: Final = JOB_POLICY | PLACEMENT
 _MAX_CLAIM: Final = 10_000
 
 
@@ -166,20 +169,22 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
         return f"<Queue {self.name}>"
 
     async def enqueue(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobHandle[Any]:
-        """Enqueue one payload. Concurrent calls travel together.
+        """Enqueue one payload. Concurrent calls are sent together.
 
         ``task`` names a task that the workers have; then the payload is an object of its arguments by name.
         The job gets the options of the app and of this call, not those of ``@app.task``. If the app has the task, its
-        rules apply: ``group``, ``cost``, ``priority``, ``dedup``, ``unique`` and ``deadline``.
+        rules apply: ``group``, ``cost``, ``priority``, ``dedup``, ``unique`` and ``deadline``. An app without the task
+        does not know its rules: import the module that defines it (``app.load``), or give ``group``, ``dedup`` and so
+        on here.
 
         Raises:
             InvalidInput: the payload or an option is not valid. Nothing was written.
             StorageError: the store did not accept the job.
         """
-        job = self._build(payload, task, options)
+        job, rules = self._build(payload, task, options)
         session = await self._source.app.session()
         answer = await session.enqueue(self.name, job)
-        if task and (rules := self._rules(task, options)) is not None:
+        if rules is not None:
             rules.refuse_duplicate(answer, self.name)
         return JobHandle(self._source, answer.id, answer)
 
@@ -222,9 +227,8 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
         Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
         wait = options.pop("wait", self._source.app.wait)
-        rules = self._rules(task, options)
-        refuse = None if rules is None else rules.refuse_duplicate
-        return await call(self._source, self._build(payload, task, options), wait, refuse)
+        job, rules = self._build(payload, task, options)
+        return await call(self._source, job, wait, None if rules is None else rules.refuse_duplicate)
 
     async def schedule(
         self,
@@ -241,11 +245,15 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
         """
         when = cast(When, {option: value for option, value in given.items() if option in TIMES})
         own = {option: value for option, value in given.items() if option not in TIMES}
-        return await self._put_scheduler(name, self._build(payload, task, {**(options or {}), **own}), when)
+        together = cast(JobOptions, {**(options or {}), **own})
+        spec = schedule_spec(when, self.prepare(payload, task=task, **together))
+        storage = await self._source.app.connect()
+        return await put_scheduler(storage, self.name, check_scheduler(name), spec)
 
     def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec[Any]:
         """Make one job for a flow, without enqueueing it. Takes the arguments of ``enqueue``."""
-        return JobSpec(self._source, self._build(payload, task, options))
+        job, rules = self._build(payload, task, options)
+        return JobSpec(self._source, job, given=options, rules=rules)
 
     def job(self, id: str) -> JobHandle[Any]:
         """Return a handle for a known id, without a request to the store."""
@@ -293,25 +301,35 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
 
         return SyncQueue(self)
 
-    def _build(self, payload: Any, task: str, options: Mapping[str, Any]) -> NewJob:
+    def _build(self, payload: Any, task: str, options: Mapping[str, Any]) -> tuple[NewJob, Rules | None]:
+        """Return the job, and the rules of its task that apply to it."""
         policy, fields = self._parse(task, options)
         id = fields.pop("id", None) or uuid7()
         data = self._source.encode_payload(payload)
-        if task and (rules := self._rules(task, options)) is not None:
+        rules = self._rules(task, options)
+        if rules is not None:
             fields = self._ruled(fields, rules, data)
-        return NewJob(id, data, policy, **fields)
+        return NewJob(id, data, policy, **fields), rules
 
     def _rules(self, task: str, options: Mapping[str, Any]) -> Rules | None:
         """Return the rules of a task of the app that apply beside these options."""
+        if not task and "unique" not in options:
+            return None
         known = self._source.app.tasks.get(task)
-        declared = None if known is None else known.declared_rules
-        return None if declared is None else declared.nearer(options)
+        if known is not None:
+            return known.rules_beside(options)
+        if unique := options.get("unique"):
+            raise InvalidOption(
+                f"unique={shown(unique)} compares the arguments of a task, and this app has no task {shown(task)}. "
+                "Use dedup=... with a key of your own."
+            )
+        return None
 
     def _ruled(self, fields: Mapping[str, Any], rules: Rules, data: bytes) -> dict[str, Any]:
         return placed(fields, rules.constants | rules.options(data, self._source.serde))
 
     def _parse(self, task: str, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-        refuse_unknown(options, _OPTIONS, where=f"queue {shown(self.name)}")
+        refuse_unknown(options, JOB, where=f"queue {shown(self.name)}")
         handler = None if task else self._source.app.handlers.get(self.name)
         base = self._defaults if handler is None else handler.defaults
         policy = self._source.app.with_policy(base, options)

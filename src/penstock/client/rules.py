@@ -250,7 +250,7 @@ class _Parameters(NamedTuple):
     task: str
     fields: Mapping[str, FieldInfo]
 
-    def check(self, names: Iterable[str], option: str) -> tuple[str, ...]:
+    def check(self, names: Iterable[Any], option: str) -> tuple[str, ...]:
         """Return ``names``. Raise ``InvalidOption`` for one that is not a parameter."""
         names = tuple(names)
         for name in names:

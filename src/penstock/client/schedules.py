@@ -39,7 +39,6 @@ from penstock.storage.values import NewScheduler
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
     from penstock.client.queue import Queue
-    from penstock.core.job import NewJob
     from penstock.storage.contract import Storage
     from penstock.storage.values import Scheduler
 
@@ -85,16 +84,14 @@ def _timing(when: When, start_ms: int) -> Timing:
     return AfterCompletion(milliseconds(when["after_completion"], what="after_completion"))
 
 
-async def put_scheduler(
-    storage: Storage, queue: str, name: str, *, schedule: Schedule, job: NewJob
-) -> SchedulerInfo:
-    """Create the scheduler, or change the one with that name if it differs.
-
-    A changed schedule starts again from now. A changed job applies to future slots.
+def schedule_spec(when: When, spec: JobSpec[Any]) -> ScheduleSpec:
+    """Return the schedule and the job that it repeats, checked.
 
     Raises:
-        InvalidOption: the schedule has no future slot, or the job has ``run_at`` or ``after``.
+        InvalidOption: the schedule is not valid, or the job has ``run_at``, ``after`` or one time as its ``deadline``.
+        InvalidInput: a rule of the task would be computed once, for all jobs.
     """
+    schedule, job = read_schedule(when), spec.job
     if job.run_at_ms is not None:
         raise InvalidOption(
             "run_at is a single time, but the job repeats. Use start=, or a delay after the slot."
@@ -103,7 +100,23 @@ async def put_scheduler(
         raise InvalidOption(
             "after names existing jobs, but the job repeats. Schedule a task that enqueues the flow."
         )
-    spec = ScheduleSpec(schedule, replace(job, id="", notify="", unchecked=False))
+    if isinstance(deadline := spec.given.get("deadline"), datetime):
+        raise InvalidOption(
+            f"deadline={deadline.isoformat()} is a single time, but the job repeats. Use ttl=..., which counts from "
+            "each enqueue."
+        )
+    if spec.rules is not None:
+        spec.rules.check_repeated()
+    return ScheduleSpec(schedule, replace(job, id="", notify="", unchecked=False))
+
+
+async def put_scheduler(storage: Storage, queue: str, name: str, spec: ScheduleSpec) -> SchedulerInfo:
+    """Create the scheduler, or change the one with that name if it differs.
+
+    A changed schedule starts again from now. A changed job applies to future slots. Raise ``InvalidOption`` if the
+    schedule has no future slot.
+    """
+    schedule = spec.schedule
     found = await storage.schedulers(queue, [name])
     known = unpack_spec(found.schedulers[0].spec) if found.schedulers else None
     is_same = known is not None and known.schedule == schedule
@@ -228,15 +241,13 @@ class AppSchedulers:
             InvalidInput: a name, an expression, a time zone or an option is not valid. Nothing was written.
         """
         _refuse_unnamed(unnamed, "app.schedule(name, job, {})")
-        schedule = read_schedule(when)
         name = check_scheduler(name)
         if not isinstance(job, JobSpec):
             raise InvalidInput(
                 f"{shown(job)} cannot be scheduled. Give task.job(...); for a flow, of a task that enqueues it."
             )
-        if job.dispatch is not None and job.dispatch.rules is not None:
-            job.dispatch.rules.check_repeated()
-        return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
+        spec = schedule_spec(when, job)
+        return await put_scheduler(await self.connect(), job.queue, name, spec)
 
     def scheduled(self, *unnamed: Never, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
         """Schedule a task without arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
@@ -244,7 +255,7 @@ class AppSchedulers:
         A worker of the task's queue creates the scheduler when it starts. Its default name is that of the task.
         """
         _refuse_unnamed(unnamed, "@app.scheduled({})")
-        schedule = read_schedule(when)
+        read_schedule(when)
 
         def declare(task: S) -> S:
             if not isinstance(task, Task):
@@ -256,9 +267,7 @@ class AppSchedulers:
                     f"task {shown(task.name)} takes arguments, and @app.scheduled(...) gives none. Use "
                     f"app.schedule(name, {task.name}.job(...), ...) in a function under @app.on_start."
                 ) from error
-            if task.rules is not None:
-                task.rules.check_repeated()
-            self._declared[job.queue, check_scheduler(name or task.name)] = ScheduleSpec(schedule, job.job)
+            self._declared[job.queue, check_scheduler(name or task.name)] = schedule_spec(when, job)
             return task
 
         return declare
@@ -271,7 +280,7 @@ class AppSchedulers:
         """Create the schedulers of ``@app.scheduled`` on these queues, or on all. Workers call it when they start."""
         for (queue, name), spec in self._declared.items():
             if queues is None or queue in queues:
-                await put_scheduler(storage, queue, name, schedule=spec.schedule, job=spec.job)
+                await put_scheduler(storage, queue, name, spec)
 
 
 class QueueSchedulers:
@@ -325,10 +334,3 @@ class QueueSchedulers:
         job = job_of_slot(unpack_spec(found.schedulers[0].spec), name, found.now_ms)
         answer = await (await self._source.app.session()).enqueue(queue, job)
         return JobHandle(self._source, answer.id, answer)
-
-    async def _put_scheduler(self, name: str, job: NewJob, when: When) -> SchedulerInfo:
-        schedule = read_schedule(when)
-        storage = await self._source.app.connect()
-        return await put_scheduler(
-            storage, self._source.queue, check_scheduler(name), schedule=schedule, job=job
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import update_wrapper
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -67,7 +68,7 @@ class JobSpec(Hinting, Generic[R_co]):
     flow; then ``takes_result`` is true.
     """
 
-    __slots__ = ("_job", "dispatch", "id", "queue", "source", "takes_result")
+    __slots__ = ("_job", "dispatch", "given", "id", "queue", "rules", "source", "takes_result")
     hints_for = "job spec"
 
     def __init__(
@@ -77,11 +78,15 @@ class JobSpec(Hinting, Generic[R_co]):
         dispatch: Dispatch[..., Any] | None = None,
         *,
         takes_result: bool = False,
+        given: Mapping[str, Any] = MappingProxyType({}),
+        rules: Rules | None = None,
     ) -> None:
         self.id = job.id
         self.queue = source.queue
         self.source = source
         self.dispatch = dispatch
+        self.given = given if dispatch is None else dispatch.given
+        self.rules = rules if dispatch is None else dispatch.rules
         self.takes_result = takes_result
         self._job = job
 
@@ -117,7 +122,7 @@ class Dispatch(Hinting, Generic[P, R]):
     the function, and a parameter may have the same name as an option.
     """
 
-    __slots__ = ("_fields", "_given", "_max_payload", "_options", "_source", "rules", "task")
+    __slots__ = ("_fields", "_max_payload", "_options", "_source", "given", "rules", "task")
 
     def __init__(
         self,
@@ -130,30 +135,33 @@ class Dispatch(Hinting, Generic[P, R]):
         rules: Rules | None,
     ) -> None:
         self.task = task
+        self.given = given
+        """What ``options(...)`` set."""
         self.rules = rules
+        """The rules of the task that apply beside these options, and depend on arguments."""
         self._source = source
         self._options = options
         self._fields = fields
-        self._given = given
         self._max_payload = source.app.max_payload
 
     def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
         """Return the task with these options for the next jobs, besides those set before; see ``DispatchOptions``."""
         refuse_unknown(options, DISPATCH, where=f"task {shown(self.task.name)}")
         check_wait(options.get("wait"))
-        given = overridden(self._given, options)
+        given = overridden(self.given, options)
         queue, task = options.get("queue"), self.task
+        rules = task.rules_beside(given)
         return Dispatch(
             task,
             self._source if queue is None else self._source.on(check_queue(queue)),
             task.app.with_policy(task.defaults, given),
             placed(task.fields, given),
             given,
-            rules=self._rules_beside(given),
+            rules=rules if rules is not None and rules.computed else None,
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Enqueue one call of the function. Concurrent calls travel together.
+        """Enqueue one call of the function. Concurrent calls are sent together.
 
         Takes exactly the function's arguments. Options of the job go to ``options``:
         ``send.options(id="welcome-ada", delay="5m").enqueue("ada@example.org")``.
@@ -178,7 +186,7 @@ class Dispatch(Hinting, Generic[P, R]):
         ``add.options(wait="5s").call(1, 2)``; ``wait=None`` waits without a limit. A duplicate waits for the existing
         job; a cached result returns immediately. Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
-        wait = self._given.get("wait", self.task.wait)
+        wait = self.given.get("wait", self.task.wait)
         refuse = None if self.rules is None else self.rules.refuse_duplicate
         result: R = await call(self._source, self._build(args, kwargs, "call"), wait, refuse)
         return result
@@ -197,7 +205,7 @@ class Dispatch(Hinting, Generic[P, R]):
         Takes the name of the scheduler, then exactly the function's arguments. The times are options; see ``When``.
         See ``app.schedule``.
         """
-        given = cast(When, {option: value for option, value in self._given.items() if option in TIMES})
+        given = cast(When, {option: value for option, value in self.given.items() if option in TIMES})
         job = JobSpec[R](self._source, self._build(args, kwargs, "schedule"), self)
         return await self._source.app.schedule(name, job, **given)
 
@@ -232,20 +240,11 @@ class Dispatch(Hinting, Generic[P, R]):
         except InvalidInput as error:
             _explain(error, task, kwargs, method)
             raise
-        if self._given and method != "schedule":
-            _refuse_times(self._given, task, method)
+        if self.given and method != "schedule":
+            _refuse_times(self.given, task, method)
         if len(payload) > self._max_payload:
             raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
         return self._place(payload)
-
-    def _rules_beside(self, given: Mapping[str, Any]) -> Rules | None:
-        """Return the rules of the task that are left beside these options, which win."""
-        task = self.task
-        if task.declared_rules is None and "unique" not in given:
-            return None
-        rules = task.declared_rules or Rules(task.name, {}, task.signature.fields, task.signature)
-        left = rules.nearer(given)
-        return left if left is not None and left.computed else None
 
     def _place(self, payload: bytes) -> NewJob:
         fields = self._fields
@@ -258,7 +257,7 @@ class Dispatch(Hinting, Generic[P, R]):
         return NewJob(uuid7(), payload, self._options, **fields)
 
     def _new_jobs(self, specs: Iterable[JobSpec[R]]) -> list[NewJob]:
-        if "id" in self._given:
+        if "id" in self.given:
             name = self.task.name
             raise InvalidOption(
                 "id belongs to a single job. Give each job its own: "
@@ -285,9 +284,9 @@ class Dispatch(Hinting, Generic[P, R]):
                 f"{name}.enqueue_many takes a list of {name}.job(...), got {shown(spec)} of {other} in it. "
                 "Use group([...]).enqueue() for jobs of several tasks."
             )
-        if made_by is not self and self._given:
+        if made_by is not self and self.given:
             if made_by not in merged:
-                merged[made_by] = made_by.task.options(**overridden(self._given, made_by._given))
+                merged[made_by] = made_by.task.options(**overridden(self.given, made_by.given))
             made_by = merged[made_by]
             spec = JobSpec(made_by._source, replace(made_by._place(spec.job.payload), id=spec.id), made_by)
         if spec.queue != self._source.queue:
@@ -352,6 +351,13 @@ class Task(Dispatch[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function here and now; no queue is involved."""
         return self.func(*args, **kwargs)
+
+    def rules_beside(self, given: Mapping[str, Any]) -> Rules | None:
+        """Return the rules that apply beside these options of a job, which win. Internal."""
+        rules = self.declared_rules
+        if rules is None and given.get("unique"):
+            rules = Rules(self.name, {}, self.signature.fields, self.signature)
+        return None if rules is None else rules.nearer(given)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.queue}>"
