@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock import App, DeadLetter, InvalidName, InvalidOption, State, Unrecoverable
+from penstock.testing import harness
 
 
 @pytest.mark.parametrize("engine", ["memory", "valkey"])
@@ -104,3 +107,44 @@ async def test_a_worker_says_that_it_does_not_consume_its_dead_letters(
         assert "dead letters" not in caplog.text
         await app.worker(queues=["mail"], burst=True).run()
     assert "This worker consumes queue mail, but not mail.dead" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique": True},
+        {"unique": ["id"]},
+        {"group": "{id}"},
+        {"deadline": lambda failed_at: "1h"},
+        {"priority": 3},
+        {"takes_context": True},
+        {"serde": "msgpack"},
+        {"batch": 5},
+    ],
+)
+def test_an_option_that_cannot_apply_to_dead_letters_is_refused(options: Any) -> None:
+    app = App("memory://")
+
+    async def bury(letter: DeadLetter) -> None: ...
+
+    with pytest.raises(InvalidOption, match=rf"{next(iter(options))}=.* does not apply to dead letters"):
+        app.dead_letter("mail", **options)(bury)
+    assert not app.tasks
+
+
+async def test_a_dead_letter_is_json_whatever_the_serde_of_its_app() -> None:
+    app = App("memory://", serde="msgpack")
+    seen: list[DeadLetter] = []
+
+    @app.task(queue="mail")
+    async def send(to: str) -> None:
+        raise Unrecoverable("no such address")
+
+    @app.dead_letter("mail")
+    async def bury(letter: DeadLetter) -> None:
+        seen.append(letter)
+
+    async with harness(app) as h:
+        job = await send.enqueue("ada")
+        await h.drain()
+        assert [letter.id for letter in seen] == [job.id]

@@ -27,7 +27,7 @@ from typing import (
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.options import PLACEMENT
+from penstock.client.options import PLACEMENT, RULES
 from penstock.client.parsers import whole_number
 from penstock.client.signature import Signature, is_context, resolved
 from penstock.core.flow import DeadLetter, encode_options
@@ -136,6 +136,8 @@ class BatchDecorator(_Decorator):
 # ``@app.dead_letter``
 
 logger = get_logger("penstock.worker")
+# The store enqueues dead letters, in JSON: it has no rules, and places all of them alike.
+_NOT_FOR_LETTERS: Final = PLACEMENT | {*RULES, "serde", "takes_context", "batch", "batch_wait"}
 
 
 def handle_dead_letters(
@@ -145,8 +147,10 @@ def handle_dead_letters(
 
     Workers of the app configure the queue when they start.
     """
-    _refuse_placement(options)
-    task = app.add_task(_by_parts(func), f"{queue}.dead_letter", into, options)
+    for name in sorted(_NOT_FOR_LETTERS & options.keys()):
+        raise InvalidOption(f"{name}={shown(options[name])} does not apply to dead letters. Leave it out.")
+    as_json = {"result_serde": app.result_serde, **options, "serde": "json"}
+    task = app.add_task(_by_parts(func), f"{queue}.dead_letter", into, as_json)
 
     async def set_up(worker: Worker) -> None:
         consumed = worker.options.queues
@@ -169,12 +173,6 @@ def handle_dead_letters(
 
     app.on_start(set_up)
     return task
-
-
-def _refuse_placement(options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidOption`` for a placement option: the store enqueues dead letters, and ignores them."""
-    for name in sorted(PLACEMENT & options.keys()):
-        raise InvalidOption(f"{name}={shown(options[name])} does not apply to dead letters. Leave it out.")
 
 
 def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
