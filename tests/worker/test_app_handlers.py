@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock import App, InvalidInput, InvalidOption, JobContext, JobFailed, current_job
+from penstock import App, InvalidInput, InvalidOption, JobContext, JobFailed, StepFailed, current_job
 from penstock.testing import harness
 from tests.worker.conftest import working
 
@@ -92,6 +93,33 @@ async def test_a_handler_has_retries_options_and_middleware(memory_app: App) -> 
         assert (infos[0].attempts, infos[0].priority, infos[0].task) == (5, 3, "")
         assert (await other.get()).state == "failed"
     assert seen == ["mail 0"] * 4
+
+
+async def test_steps_of_a_handler_follow_its_options(memory_app: App) -> None:
+    tried: list[str] = []
+
+    def fail(kind: str) -> None:
+        tried.append(kind)
+        raise {"os": OSError, "key": KeyError}[kind](kind)
+
+    @memory_app.handler("mail", attempts=3, backoff="1ms", give_up_on=KeyError, result_serde="msgpack")
+    async def send(context: JobContext, kinds: list[str]) -> list[str]:
+        found: list[str] = [await context.step("serde", lambda: "in MessagePack")]
+        for kind in kinds:
+            try:
+                await context.step("fail", fail, kind, key=kind)
+            except StepFailed as error:
+                found.append(error.step)
+        return found
+
+    async with working(memory_app):
+        job = await memory_app.queue("mail").enqueue(["os", "key"])
+        handle = memory_app.queue("mail", result_serde="msgpack").job(job.id)
+        assert await handle.result(timeout="10s") == ["in MessagePack", "fail[os]", "fail[key]"]
+        assert tried == ["os", "os", "os", "key"]
+        storage = await memory_app.connect()
+        [record] = await storage.steps("mail", job.id, names=["serde"])
+        assert record.result == msgspec.msgpack.encode("in MessagePack")
 
 
 @pytest.mark.parametrize("mode", ["worker", "harness"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, JobContext
+from penstock import App, JobContext, JobFailed
 from tests.worker.conftest import working
 
 
@@ -122,3 +122,59 @@ async def test_a_handler_in_a_process_has_steps_and_waits(
         await job.signal("approved", "yes")
         assert await job.result(timeout="40s") == ["yes", 32]
     assert journal.read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("mode", ["async", "thread", "worker's handler"])
+@pytest.mark.parametrize("wait", ["sleep", "signal", "step"])
+async def test_a_job_of_a_batch_cannot_wait_and_its_siblings_lose_no_attempt(
+    memory_app: App, mode: str, wait: str
+) -> None:
+    def fail() -> None:
+        raise Boom
+
+    async def handle(numbers: list[int], jobs: list[JobContext]) -> list[int]:
+        for job in jobs:
+            await job.sleep("1ms")
+            if job.id == "waits" and wait == "sleep":
+                await job.sleep("1h", name="long")
+            elif job.id == "waits" and wait == "signal":
+                await job.wait_for("approved")
+            elif job.id == "waits":
+                await job.step("fail", fail, backoff="1h", attempts=2)
+        return numbers
+
+    def handle_in_thread(numbers: list[int], jobs: list[JobContext]) -> list[int]:
+        for job in jobs:
+            if job.id == "waits" and wait == "sleep":
+                job.sync.sleep("1h", name="long")
+            elif job.id == "waits" and wait == "signal":
+                job.sync.wait_for("approved")
+            elif job.id == "waits":
+                job.sync.step("fail", fail, backoff="1h", attempts=2)
+        return numbers
+
+    async def handle_contexts(jobs: list[JobContext]) -> list[int]:
+        return await handle([1] * len(jobs), jobs)
+
+    queue = memory_app.queue("q")
+    for id in ("a", "waits", "b"):
+        await queue.enqueue(1, id=id, attempts=1)
+    worker = memory_app.worker(queues=["q"])
+    if mode == "worker's handler":
+        worker.handler("q", batch=3, batch_wait="50ms")(handle_contexts)
+    else:
+        function: Any = handle if mode == "async" else handle_in_thread
+        memory_app.handler("q", batch=3, batch_wait="50ms")(function)
+    running = asyncio.create_task(worker.run())
+    try:
+        with pytest.raises(JobFailed, match=r"StepError: .*'waits'.* in a batch cannot wait"):
+            await queue.job("waits").result(timeout="10s")
+        for id in ("a", "b"):
+            assert await queue.job(id).result(timeout="10s") == 1
+            assert (await queue.job(id).get()).failures == 0
+        storage = await memory_app.connect()
+        records = {step.name: step.status for step in await storage.steps("q", "waits")}
+        assert not {"long", "wait:approved"} & records.keys()
+    finally:
+        worker.stop()
+        await running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,56 @@ async def test_a_step_in_a_loop_needs_a_key(app: App) -> None:
         assert sorted(ran) == [0, 1, 2]
         with pytest.raises(JobFailed, match=r"step 'send' was called twice in one run.*key="):
             await send_twice.options(wait="10s").call()
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_retry_on_of_a_step_takes_what_that_of_a_task_takes(memory_app: App, mode: str) -> None:
+    tried: list[str] = []
+
+    def fail(kind: str) -> None:
+        tried.append(kind)
+        raise {"os": OSError, "key": KeyError, "value": ValueError}[kind](kind)
+
+    rules: list[Any] = [
+        OSError,
+        (OSError, KeyError),
+        [OSError, lambda error: isinstance(error, KeyError)],
+        lambda error: isinstance(error, OSError),
+        {OSError: "2ms", (KeyError,): None},
+    ]
+
+    @memory_app.task(attempts=2, backoff="1ms", runner="async" if mode == "async" else "auto")
+    async def work(context: JobContext, number: int) -> None:
+        for kind in ("os", "key", "value"):
+            with suppress(StepFailed):
+                await context.step("fail", fail, kind, key=kind, retry_on=rules[number])
+
+    @memory_app.task(attempts=2, backoff="1ms")
+    def work_in_thread(context: JobContext, number: int) -> None:
+        for kind in ("os", "key", "value"):
+            with suppress(StepFailed):
+                context.sync.step("fail", fail, kind, key=kind, retry_on=rules[number])
+
+    task: Any = work if mode == "async" else work_in_thread
+    async with working(memory_app):
+        for number, times in enumerate([(2, 1, 1), (2, 2, 1), (2, 2, 1), (2, 1, 1), (2, 2, 1)]):
+            tried.clear()
+            await task.options(wait="10s").call(number)
+            assert tuple(tried.count(kind) for kind in ("os", "key", "value")) == times
+
+
+async def test_a_wrong_retry_on_of_a_step_is_refused_before_it_runs(memory_app: App) -> None:
+    ran: list[int] = []
+
+    @memory_app.task
+    async def work(context: JobContext) -> None:
+        wrong: Any = "OSError"
+        await context.step("work", ran.append, 1, retry_on=wrong)
+
+    async with working(memory_app):
+        with pytest.raises(JobFailed, match=r"retry_on of step 'work' must be a list of exception classes"):
+            await work.options(wait="10s", attempts=1).call()
+    assert not ran
 
 
 async def test_a_step_is_retried_by_its_own_policy(app: App) -> None:

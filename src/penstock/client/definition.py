@@ -69,8 +69,8 @@ def define(
         InvalidOption: an invalid value, or a function that does not suit its options.
     """
     runner = resolve_runner(name, func, given.get("runner", "auto"))
-    takes_context = given.get("takes_context", False)
-    batching = parse_batching(given.get("batch"), given.get("batch_wait"), where=f"task {shown(name)}")
+    takes_context, where = given.get("takes_context", False), f"task {shown(name)}"
+    batching = parse_batching(given.get("batch"), given.get("batch_wait"), where=where)
     kind = PayloadSignature if takes_payload else Signature
     if batching is None:
         signature = kind.of(func, takes_context=takes_context)
@@ -97,6 +97,6 @@ def define(
         fields=placed(app.fields, fixed if rules is None else {**fixed, **rules.constants}),
         rules=rules,
         batching=batching,
-        retries=resolve_retries(name, given.get("retry_on"), given.get("give_up_on")),
+        retries=resolve_retries(where, given.get("retry_on"), given.get("give_up_on")),
         wait=check_wait(given.get("wait", app.wait)),
     )

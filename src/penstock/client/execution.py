@@ -40,8 +40,10 @@ def resolve_runner(name: str, func: Callable[..., Any], requested: str) -> Runne
             )
 
 
-def resolve_retries(name: str, retry_on: Any, give_up_on: Any) -> RetryRules | None:
-    """Return which errors of a task are retried, and when; ``None`` if all are, with the backoff of the job.
+def resolve_retries(where: str, retry_on: Any, give_up_on: Any = None) -> RetryRules | None:
+    """Return which errors are retried, and when; ``None`` if all are, with the backoff of the job.
+
+    ``where`` names the task or the step in messages.
 
     Raises:
         InvalidOption: an item is neither an exception class nor a function, or a backoff is not valid.
@@ -49,49 +51,45 @@ def resolve_retries(name: str, retry_on: Any, give_up_on: Any) -> RetryRules | N
     if retry_on is None and give_up_on is None:
         return None
     if isinstance(give_up_on, Mapping):
-        raise InvalidOption(f"give_up_on of task {shown(name)} has no backoff. Give a list.")
+        raise InvalidOption(f"give_up_on of {where} has no backoff. Give a list.")
     return RetryRules(
-        None if retry_on is None else _rules_of(name, "retry_on", retry_on),
-        () if give_up_on is None else _rules_of(name, "give_up_on", give_up_on),
+        None if retry_on is None else _rules_of(f"retry_on of {where}", retry_on),
+        () if give_up_on is None else _rules_of(f"give_up_on of {where}", give_up_on),
     )
 
 
-def _rules_of(name: str, option: str, given: Any) -> tuple[RetryRule, ...]:
+def _rules_of(option: str, given: Any) -> tuple[RetryRule, ...]:
     if isinstance(given, Mapping):
         return tuple(
-            RetryRule(_matcher(name, option, error), _backoff(name, backoff))
-            for error, backoff in given.items()
+            RetryRule(_matcher(option, error), _backoff(option, backoff)) for error, backoff in given.items()
         )
     is_one = isinstance(given, type) or callable(given)
     errors = [given] if is_one else listed(option, given, of="exception classes or functions")
-    return tuple(RetryRule(_matcher(name, option, error)) for error in errors)
+    return tuple(RetryRule(_matcher(option, error)) for error in errors)
 
 
-def _matcher(name: str, option: str, error: Any) -> Callable[[BaseException], bool]:
+def _matcher(option: str, error: Any) -> Callable[[BaseException], bool]:
     """Return a function that says whether an error is meant: a class, a tuple of classes, or a function of the user."""
     classes = error if isinstance(error, tuple) else (error,)
     if all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in classes):
         return lambda raised: isinstance(raised, classes)
     if callable(error) and not isinstance(error, type):
         if inspect.iscoroutinefunction(error):
-            raise InvalidOption(
-                f"{option} of task {shown(name)} must be a plain function, got {shown(error)}."
-            )
+            raise InvalidOption(f"{option} must be a plain function, got {shown(error)}.")
         return lambda raised: bool(error(raised))
     raise InvalidOption(
-        f"{option} of task {shown(name)} must name exception classes, or functions that take the error, "
-        f"got {shown(error)}."
+        f"{option} must name exception classes, or functions that take the error, got {shown(error)}."
     )
 
 
-def _backoff(name: str, value: Any) -> Any:
+def _backoff(option: str, value: Any) -> Any:
     """Return the policy, or the function itself: the worker that has the task need not find it by name."""
     if value is None or callable(value):
         return value
     try:
         return parse_backoff(value)
     except InvalidOption as error:
-        raise InvalidOption(f"retry_on of task {shown(name)}: {error}") from error
+        raise InvalidOption(f"{option}: {error}") from error
 
 
 def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:

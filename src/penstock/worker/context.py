@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, overload
 
 from penstock.client.claim import LeasedJob, encode_progress
 from penstock.client.info import Child, add_children, read_children
@@ -17,14 +17,13 @@ from penstock.client.sync import sync_handles
 from penstock.core.job import Lease, Policy
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import ref_of, step_name
-from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.step import NewStep
 from penstock.core.text import get_logger, shown, text_of
 from penstock.core.units import Duration, milliseconds
-from penstock.errors import Suspension
+from penstock.errors import StepError, Suspension
 from penstock.worker.reporter import JobUpdate, Receipt
 from penstock.worker.run import Run
-from penstock.worker.stepcall import OnDivergence, step_policy, timeout_of, wait_name
+from penstock.worker.stepcall import StepOptions, SyncStepOptions, step_policy, timeout_of, wait_name
 from penstock.worker.steprecords import step_key
 from penstock.worker.steps import JobSteps
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
     from penstock.client.flow import Part
     from penstock.client.handle import JobHandle
+    from penstock.client.task import Task
 
 
 logger = get_logger("penstock.worker")
@@ -58,6 +58,12 @@ class ContextLink(Protocol):
 
     @property
     def claimed_at(self) -> float: ...
+
+    @property
+    def definition(self) -> Task[..., Any] | None: ...
+
+    @property
+    def is_batched(self) -> bool: ...
 
     def discard(self) -> None: ...
 
@@ -96,6 +102,16 @@ class RunLink:
     def claimed_at(self) -> float:
         """Return the monotonic time at which the lease arrived."""
         return self._run.claimed_at
+
+    @property
+    def definition(self) -> Task[..., Any] | None:
+        """Return the task or the handler of the app that runs."""
+        return self._run.handler.definition
+
+    @property
+    def is_batched(self) -> bool:
+        """Return whether the job shares its run of the function with others."""
+        return self._run.handler.is_batched
 
     def discard(self) -> None:
         self._run.discarded = True
@@ -187,51 +203,33 @@ class JobContext(LeasedJob):
 
     @overload
     async def step(
-        self, name: str, function: Callable[[*Ts], Awaitable[T]], /, *args: *Ts,
-        key: str | int | None = None, attempts: int | None = None,
-        backoff: Backoff | Duration | BackoffFunction | None = None, timeout: Duration | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
-        on_divergence: OnDivergence = "fail",
-    ) -> T: ...  # fmt: skip
-    @overload
-    async def step(
-        self, name: str, function: Callable[[*Ts], T], /, *args: *Ts,
-        key: str | int | None = None, attempts: int | None = None,
-        backoff: Backoff | Duration | BackoffFunction | None = None, timeout: Duration | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
-        on_divergence: OnDivergence = "fail",
-    ) -> T: ...  # fmt: skip
-    async def step(
         self,
         name: str,
-        function: Callable[[*Ts], Any],
+        function: Callable[[*Ts], Awaitable[T]],
         /,
         *args: *Ts,
-        key: str | int | None = None,
-        attempts: int | None = None,
-        backoff: Backoff | Duration | BackoffFunction | None = None,
-        timeout: Duration | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
-        on_divergence: OnDivergence = "fail",
+        **options: Unpack[StepOptions],
+    ) -> T: ...
+    @overload
+    async def step(
+        self, name: str, function: Callable[[*Ts], T], /, *args: *Ts, **options: Unpack[StepOptions]
+    ) -> T: ...
+    async def step(
+        self, name: str, function: Callable[[*Ts], Any], /, *args: *Ts, **options: Unpack[StepOptions]
     ) -> Any:
         """Call ``function(*args)`` once for this job: record the result, and return the record in every later run.
 
         The step is known by its name, in a loop also by its ``key``. A function that is not async runs in a thread.
         It is tried up to ``attempts`` times, with ``backoff`` in between; both default to those of the job, and no
-        attempt of the job is used up. Then raise ``StepFailed``, in every run. An attempt is stopped after
-        ``timeout``. ``on_divergence``: what to do if the arguments differ from those that were recorded.
+        attempt of the job is used up. Then raise ``StepFailed``, in every run. ``retry_on`` names the errors to retry
+        on, as for a task, and defaults to the rules of the task. An attempt is stopped after ``timeout``.
+        ``on_divergence``: what to do if the arguments differ from those that were recorded.
 
         The result is what a later run will read: encoded and decoded, to the type that the function is annotated
         with. Raise ``StepError`` if it cannot be recorded, or if the name is used twice in a run.
         """
-        policy = step_policy(
-            attempts=attempts,
-            backoff=backoff,
-            timeout=timeout,
-            retry_on=retry_on,
-            on_divergence=on_divergence,
-        )
-        return await self.steps.step(step_name(name, key), function, args, policy)
+        policy = step_policy(name, options)
+        return await self.steps.step(step_name(name, options.get("key")), function, args, policy)
 
     async def sleep(self, delay: Duration, *, name: str = "sleep", key: str | int | None = None) -> None:
         """Wait for ``delay`` without a worker: the run ends, and a later run goes on after this line.
@@ -283,6 +281,11 @@ class JobContext(LeasedJob):
         """Return the suspension that has ended this run, whatever its handler made of it. For runners."""
         return None if self._steps is None else self._steps.suspension
 
+    @property
+    def refusal(self) -> StepError | None:
+        """Return the error of the wait that was refused because the job is in a batch. For runners."""
+        return None if self._steps is None else self._steps.refusal
+
     def unused_steps(self) -> list[NewStep]:
         """Return the recorded steps that the handler has not asked for. For runners."""
         return [] if self._steps is None else self._steps.unused()
@@ -315,22 +318,12 @@ class SyncJobContext(Face[JobContext]):
     children = as_sync(JobContext.children)
 
     def step(
-        self,
-        name: str,
-        function: Callable[[*Ts], T],
-        /,
-        *args: *Ts,
-        key: str | int | None = None,
-        attempts: int | None = None,
-        backoff: Backoff | Duration | BackoffFunction | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
-        on_divergence: OnDivergence = "fail",
+        self, name: str, function: Callable[[*Ts], T], /, *args: *Ts, **options: Unpack[SyncStepOptions]
     ) -> T:
         """Call ``function(*args)`` in this thread, once for this job. The rest is as for ``JobContext.step``."""
-        policy = step_policy(
-            attempts=attempts, backoff=backoff, timeout=None, retry_on=retry_on, on_divergence=on_divergence
-        )
-        result: T = self._target.steps.step_sync(step_name(name, key), function, args, policy)
+        policy = step_policy(name, options, SyncStepOptions)
+        whole = step_name(name, options.get("key"))
+        result: T = self._target.steps.step_sync(whole, function, args, policy)
         return result
 
     def sleep(self, delay: Duration, *, name: str = "sleep", key: str | int | None = None) -> None:

@@ -31,6 +31,7 @@ from penstock.worker.runners.thread import ThreadRunner
 
 if TYPE_CHECKING:
     from penstock.client.app import App
+    from penstock.client.execution import Runner
     from penstock.client.task import Task
 
 
@@ -95,7 +96,8 @@ class QueueHandlers:
             call = _joining(batcher(batching, lambda batch: function(batch.items), is_async=is_async))
         else:
             call = _calling(function, None if is_async else threads)
-        return Handler("", "async" if is_async else "thread", wrap(call), encode, _pack)
+        runner: Runner = "async" if is_async else "thread"
+        return Handler("", runner, wrap(call), encode, _pack, is_batched=batching is not None)
 
 
 def _calling(function: Callable[[Any], Any], threads: ThreadRunner | None) -> Call:
@@ -233,6 +235,7 @@ class Handlers:
             task.result_serde.encode,
             lambda args, kwargs: task.signature.encode(args, kwargs, serde=task.serde),
             task,
+            is_batched=task.batching is not None,
         )
 
     def _call_of(self, task: Task[..., Any]) -> Call:

@@ -41,7 +41,7 @@ class EncodedResult(NamedTuple):
 class Handler(NamedTuple):
     """The code that runs the jobs of one task; made when its first job arrives.
 
-    ``definition`` is the task or the handler of the app, if there is one.
+    ``definition`` is the task or the handler of the app, if there is one. ``is_batched``: one call serves several jobs.
     """
 
     task: str
@@ -50,6 +50,7 @@ class Handler(NamedTuple):
     encode: Callable[[Any], bytes]
     pack: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
     definition: Task[..., Any] | None = None
+    is_batched: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 import msgspec
 
 from penstock.client.codec import Json, Raw, Serde
+from penstock.client.execution import resolve_retries
+from penstock.client.options import RetryOn, refuse_unknown
 from penstock.core.names import check_signal, plain_model, step_name
-from penstock.core.retry import Backoff, BackoffFunction, custom_name, parse_backoff
+from penstock.core.retry import Backoff, BackoffFunction, RetryRules, custom_name, parse_backoff
 from penstock.core.text import shown
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from penstock.client.app import App
+    from penstock.client.task import Task
 
 OnDivergence = Literal["fail", "warn", "rerun"]
 """What to do if the arguments of a recorded step have changed."""
@@ -28,43 +30,53 @@ OnDivergence = Literal["fail", "warn", "rerun"]
 _json: Final = Json()
 
 
+class SyncStepOptions(TypedDict, total=False):
+    """The options of ``context.sync.step``."""
+
+    key: str | int | None
+    attempts: int | None
+    backoff: Backoff | Duration | BackoffFunction | None
+    retry_on: RetryOn | None
+    on_divergence: OnDivergence
+
+
+class StepOptions(SyncStepOptions, total=False):
+    """The options of ``context.step``. ``None`` stands for that of the job, or for no limit."""
+
+    timeout: Duration | None
+
+
 class StepPolicy(NamedTuple):
-    """The options of a step. ``None`` stands for those of the job."""
+    """The parsed options of a step. ``None`` stands for those of the job."""
 
     attempts: int | None = None
     backoff: Backoff | None = None
     custom: dict[str, BackoffFunction] | None = None
     timeout_ms: int | None = None
-    retry_on: tuple[type[BaseException], ...] | None = None
+    retries: RetryRules | None = None
     on_divergence: OnDivergence = "fail"
 
 
 DEFAULT_POLICY: Final = StepPolicy()
 
 
-def step_policy(
-    *,
-    attempts: int | None,
-    backoff: Backoff | Duration | BackoffFunction | None,
-    timeout: Duration | None,
-    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None,
-    on_divergence: OnDivergence,
-) -> StepPolicy:
-    """Return the checked options of a step. Raise ``InvalidOption``."""
-    is_default = attempts is None and backoff is None and timeout is None and retry_on is None
-    if is_default and on_divergence == "fail":
+def step_policy(name: str, options: Mapping[str, Any], kind: type = StepOptions) -> StepPolicy:
+    """Return the parsed options of the step with this name. Raise ``InvalidOption``; ``kind`` has those it may have."""
+    if not options or options.keys() == {"key"}:
         return DEFAULT_POLICY
+    refuse_unknown(options, kind.__annotations__, where=f"step {shown(name)}")
+    attempts, backoff, timeout = options.get("attempts"), options.get("backoff"), options.get("timeout")
     if attempts is not None and (type(attempts) is not int or attempts < 1):
         raise InvalidOption(f"attempts must be an integer >= 1, got {shown(attempts)}.")
-    if on_divergence not in ("fail", "warn", "rerun"):
+    on_divergence = options.get("on_divergence", "fail")
+    if on_divergence not in get_args(OnDivergence):
         raise InvalidOption(f"on_divergence must be 'fail', 'warn' or 'rerun', got {shown(on_divergence)}.")
-    custom = {custom_name(backoff): backoff} if callable(backoff) else None
     return StepPolicy(
         attempts,
         None if backoff is None else parse_backoff(backoff),
-        custom,
+        {custom_name(backoff): backoff} if callable(backoff) else None,
         None if timeout is None else milliseconds(timeout, what="timeout"),
-        (retry_on,) if isinstance(retry_on, type) else retry_on,
+        resolve_retries(f"step {shown(name)}", options.get("retry_on")),
         on_divergence,
     )
 
@@ -137,10 +149,10 @@ async def called_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) 
     return await value if inspect.isawaitable(value) else value
 
 
-def result_serde(app: App, task_name: str) -> Serde:
-    """Return the encoding of the results of steps: that of the task's results, unless it takes only bytes."""
-    task = app.tasks.get(task_name)
-    return _json if task is None or isinstance(task.result_serde, Raw) else task.result_serde
+def result_serde(definition: Task[..., Any] | None) -> Serde:
+    """Return the encoding of the results of steps: that of the job's results, unless it takes only bytes."""
+    serde = _json if definition is None else definition.result_serde
+    return _json if isinstance(serde, Raw) else serde
 
 
 def digest_of(args: tuple[Any, ...]) -> bytes:

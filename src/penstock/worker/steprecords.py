@@ -54,9 +54,11 @@ class StepRecords:
         self._asked: set[str] = set()
         self._is_lost = False
         self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
-        self._serde = result_serde(link.app, lease.options.task)
+        self._serde = result_serde(link.definition)
         self.suspension: Suspension | None = None
         """Set once the run has ended with a wait, whatever the handler makes of the exception."""
+        self.refusal: StepError | None = None
+        """Set if a wait was refused because the job is in a batch."""
 
     async def _load(self) -> None:
         """Read the records if they were too many to come with the lease."""
@@ -210,6 +212,15 @@ class StepRecords:
             raise LeaseLost(f"job {self._lease.id!r} is no longer held by this run")
         if self.suspension is not None:
             raise self.suspension
+
+    def _refuse_in_batch(self, name: str, *, wait: str) -> None:
+        """Raise ``StepError`` if the job is in a batch, whose function runs for all its jobs or for none."""
+        if self._link.is_batched:
+            self.refusal = StepError(
+                f"{wait} of job {shown(self._lease.id)} is a wait (step {shown(name)}), and a job in a batch cannot "
+                "wait alone: its function runs for other jobs, too. Use a function that takes one job, without batch=."
+            )
+            raise self.refusal
 
 
 def step_key(lease: Lease, queue: str) -> str:

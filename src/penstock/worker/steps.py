@@ -20,7 +20,7 @@ from penstock.client.loopthread import run as run_on_loop_thread
 from penstock.core.job import Lease
 from penstock.core.names import check_signal
 from penstock.core.outcome import Failure, chance, failure_of, own_delay_ms, retry_delay_ms, retry_rule
-from penstock.core.retry import EVERY_ERROR, RetryRule, RetryRules, delay_ms
+from penstock.core.retry import EVERY_ERROR, delay_ms
 from penstock.core.step import MOST_JOB_BYTES, MOST_STEP_BYTES, NewStep, Step, StepStatus
 from penstock.core.text import get_logger, shown
 from penstock.errors import (
@@ -124,13 +124,13 @@ class JobSteps(StepRecords):
 
     async def sleep(self, name: str, ms: int) -> None:
         """Wait for a time, without a worker if it is long."""
-        record = await self._waiting(name, ms, digest=b"")
+        record = await self._slept(name, ms)
         if not record.is_final and (rest_ms := self._rest_ms(record.until_ms)) > 0:
             await self._pause(_Wait(name, record.until_ms), rest_ms)
 
     def sleep_sync(self, name: str, ms: int) -> None:
         """Wait for a time in a thread."""
-        record = run_on_loop_thread(self._waiting(name, ms, digest=b""))
+        record = run_on_loop_thread(self._slept(name, ms))
         if not record.is_final and (rest_ms := self._rest_ms(record.until_ms)) > 0:
             self._pause_sync(_Wait(name, record.until_ms), rest_ms)
 
@@ -149,6 +149,11 @@ class JobSteps(StepRecords):
             self._raise_suspension()
         return self._signal_data(record, kind)
 
+    async def _slept(self, name: str, ms: int) -> Step:
+        if ms > _SHORT_MS:
+            self._refuse_in_batch(name, wait="sleep")
+        return await self._waiting(name, ms, digest=b"")
+
     async def _waiting(self, name: str, ms: int, *, digest: bytes) -> Step:
         """Return the record of a wait; the first run makes it."""
         await self._load()
@@ -163,6 +168,7 @@ class JobSteps(StepRecords):
 
     async def _received(self, name: str, signal: str, timeout_ms: int) -> Step | None:
         """Return the final record of a wait for a signal; ``None`` while it has to wait."""
+        self._refuse_in_batch(name, wait="wait_for")
         record = await self._waiting(name, timeout_ms, digest=signal.encode())
         if record.is_final:
             return await self._whole(record)
@@ -254,11 +260,9 @@ class JobSteps(StepRecords):
         failures = (0 if record is None else record.failures) + 1
         policy, options = call.policy, self._lease.options
         attempts = options.attempts if policy.attempts is None else policy.attempts
-        task = self._link.app.tasks.get(options.task)
-        retries = None if task is None else task.retries
-        if policy.retry_on:
-            classes = policy.retry_on
-            retries = RetryRules((RetryRule(lambda raised: isinstance(raised, classes)),))
+        retries = policy.retries
+        if retries is None and self._link.definition is not None:
+            retries = self._link.definition.retries
         rule = EVERY_ERROR if retries is None else retry_rule(error, retries)
         is_last = failures >= attempts or isinstance(error, Unrecoverable) or rule is None
         new = self._new(call, record, began)
@@ -307,12 +311,14 @@ class JobSteps(StepRecords):
         if rest_ms <= _SHORT_MS:
             await asyncio.sleep(rest_ms / 1000)
         else:
+            self._refuse_in_batch(wait.name, wait="the backoff")
             await self._suspend(wait)
 
     def _pause_sync(self, wait: _Wait, rest_ms: int) -> None:
         if rest_ms <= _SHORT_MS:
             time.sleep(rest_ms / 1000)
         else:
+            self._refuse_in_batch(wait.name, wait="the backoff")
             self._waits.append(wait)
             self._raise_suspension()
 

@@ -8,6 +8,7 @@ the handler returns a list              item i is the result of job i, or its ex
 the handler returns a mapping           results by job id; a job that is missing fails
 the handler returns ``None``            all jobs complete, without a result
 the handler raises                      every job of the batch raises the same
+a job waits (``sleep``, ``wait_for``)   it fails for good with ``StepError``; the others run again
 a job is cancelled, expires or is lost  it leaves; the handler continues for the others, and stops after the last
 a job times out                         the handler is stopped for all jobs: the shortest timeout counts
 ======================================  ==========================================================================
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.client.decorators import Batching
 from penstock.core.outcome import Abort, Undecodable
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, Snooze, StepError
 from penstock.worker.context import context_of
 from penstock.worker.run import Call, Run
 
@@ -166,7 +167,7 @@ class Batcher:
             raise
         except BaseException as error:
             raised = _overdue(batch.overdue) if batch.overdue is not None else error
-            parts = [_Raised(raised, raised.__traceback__)] * len(batch.members)
+            parts = _raised_parts(batch.members, raised)
         for member, part in zip(batch.members, parts, strict=True):
             _tell(member, part)
 
@@ -174,6 +175,27 @@ class Batcher:
 def _tell(member: Member, part: Any) -> None:
     if not member.part.done():
         member.part.set_result(part)
+
+
+def _raised_parts(members: Sequence[Member], error: BaseException) -> list[Any]:
+    """Return the parts of a call that raised: all raise the same, unless it was the wait of one of them.
+
+    Then the others run again, and lose no attempt.
+    """
+    refusals = [_refusal(member.run) for member in members]
+    if not any(refusal is not None and _is_in(refusal, error) for refusal in refusals):
+        return [_Raised(error, error.__traceback__)] * len(members)
+    again = Snooze(0)
+    return [_Raised(refusal or again, None) for refusal in refusals]
+
+
+def _refusal(run: Run) -> StepError | None:
+    return None if run.context is None else run.context.refusal
+
+
+def _is_in(part: Exception, error: BaseException) -> bool:
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return error is part or any(_is_in(part, each) for each in inner)
 
 
 def _parts(members: Sequence[Member], answer: Any) -> Sequence[Any]:

@@ -203,12 +203,14 @@ class WorkerLink:
         self._pipe = pipe
         # A long message takes several writes, which threads must not mix.
         self._lock = threading.Lock()
-        self._task: Task[..., Any] | None = None
+        self.is_batched = False
+        self.definition: Task[..., Any] | None = None
+        """The running task."""
 
     @property
     def app(self) -> App:
-        assert self._task is not None, "a context belongs to a running task"
-        return self._task.app
+        assert self.definition is not None, "a context belongs to a running task"
+        return self.definition.app
 
     def send(self, message: Message) -> None:
         data = encode(message)
@@ -217,15 +219,16 @@ class WorkerLink:
 
     def serve_task(self, task: Task[..., Any]) -> None:
         """Set the running task, which packs payloads."""
-        self._task = task
+        self.definition = task
         self.claimed_at = time.monotonic()
 
     def discard(self) -> None:
         self.send(Discarded())
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        assert self._task is not None, "a context belongs to a running task"
-        return self._task.signature.encode(args, kwargs, serde=self._task.serde)
+        task = self.definition
+        assert task is not None, "a context belongs to a running task"
+        return task.signature.encode(args, kwargs, serde=task.serde)
 
     def report(self, update: JobUpdate) -> Receipt:
         self.send(update)
