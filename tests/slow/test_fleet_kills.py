@@ -26,7 +26,8 @@ from tests.spark.stores import ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-JVM, PYTHON = "CoarseGrainedExecutorBackend", "pyspark.daemon"
+# The Python of an executor, whichever daemon has forked it: `python -m pyspark.daemon`, or tests/spark/preloading.py.
+JVM, PYTHON = "CoarseGrainedExecutorBackend", " pyspark.worker"
 PATIENCE_S = 300
 T = TypeVar("T")
 
