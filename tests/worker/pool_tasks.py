@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -19,6 +20,11 @@ async def sign_in() -> None:
 @app.task(queue="pool")
 async def whoami(context: JobContext) -> int:
     return os.getpid()
+
+
+@app.task(queue="pool")
+async def sleep_for_ever() -> None:
+    await asyncio.sleep(3600)
 
 
 @app.task(queue="pool", max_stalls=5)

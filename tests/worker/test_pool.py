@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import App, InvalidOption
+from penstock.worker import pool
 from tests.processes import is_alive
 from tests.worker import pool_tasks
 from tests.worker.conftest import running, until
@@ -152,6 +153,21 @@ async def test_ctrl_c_lets_the_jobs_of_all_processes_finish(tmp_path: Path) -> N
         assert [await job.result(timeout="20s") for job in jobs] == ["done", "done"]
         infos = [await job.get() for job in jobs]
         assert [info.failures + info.stalls for info in infos] == [0, 0]
+
+
+async def test_a_second_stop_right_after_the_first_reaches_the_processes(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_EXTRA_S", 3600.0)
+    job = await tasks.sleep_for_ever.enqueue()
+    worker = tasks.app.worker(processes=2, concurrency=1, grace="40s", heartbeat="100ms")
+    run = asyncio.create_task(worker.run())
+    await until(lambda: _active(tasks.app, 1), seconds=60)
+    worker.stop()
+    worker.stop(0)
+    await asyncio.wait_for(run, 30)
+    info = await job.get()
+    assert (info.state, info.stalls) == ("waiting", 0)
 
 
 async def test_the_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class Supervisor:
         ]
         self._app = worker.app
         self._queues = tuple(worker.options.queues)
+        self._grace_ms = worker.options.grace_ms
         self._ids: dict[int, str] = {}
         self._rescues: set[asyncio.Task[None]] = set()
         self._children: dict[int, BaseProcess] = {}
@@ -157,16 +158,15 @@ class Supervisor:
             logger.warning("the jobs of worker %s return when their leases expire: %s", worker, error)
 
     async def _end(self, grace_ms: Callable[[], int]) -> None:
-        """Pass the signal on, and a second one once our own grace is cut to zero."""
-        self._signal_all()
+        """Pass the signal on, and a second one if our own grace is cut to zero."""
         began = time.monotonic()
-        insisted = False
+        signals = 0
         while any(process.is_alive() for process in self._children.values()):
-            elapsed_s = time.monotonic() - began
-            if not insisted and grace_ms() == 0:
-                insisted = True
+            # One signal at a time: a process would receive two that are pending as one.
+            if signals < (2 if self._grace_ms and grace_ms() == 0 else 1):
+                signals += 1
                 self._signal_all()
-            if elapsed_s > grace_ms() / 1000 + _EXTRA_S:
+            if time.monotonic() - began > grace_ms() / 1000 + _EXTRA_S:
                 for process in self._children.values():
                     process.kill()
             await asyncio.sleep(_LOOK_EVERY_S / 2)
