@@ -125,6 +125,14 @@ async def claim_waiting(world: World, wait: Any) -> None:
     await world.queue.claim_one(wait=wait)
 
 
+async def wait_for_result(world: World, timeout: Any) -> None:
+    """Cancel the job, or 5 s would be the time that the test takes."""
+    job = await world.queue.enqueue("x")
+    waiting = asyncio.create_task(job.result(timeout))
+    await job.cancel()
+    await waiting
+
+
 def made(build: Callable[[World, Any], Any]) -> Callable[[World, Any], Awaitable[Any]]:
     async def call(world: World, value: Any) -> Any:
         return build(world, value)
@@ -226,7 +234,7 @@ def looking() -> dict[str, Entry]:
         "app.flow": made(lambda w, v: w.app.flow(v)),
         "queue.job": made(lambda w, v: w.app.queue("orders").job(v)),
         "app.task_named": made(lambda w, v: w.app.task_named(v)),
-        "handle.result(timeout=)": lambda w, v: w.queue.job("known").result(0.001 if v is None else v),
+        "handle.result(timeout=)": wait_for_result,
         "handle.keep_result": lambda w, v: w.queue.job("known").keep_result(v),
     }  # fmt: skip
     for name in [*Filters.__annotations__, "limit", "scan", "cursor"]:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -205,19 +206,23 @@ def test_the_rerun_of_an_active_job_is_shown_and_cancelled_alone(on_both: Shell)
 
 def test_a_killed_worker_is_shown_as_dead(on_both: Shell) -> None:
     on_both.ok("enqueue", "sleep 60")
-    worker = on_both.start("worker", "--commands")
+    worker = on_both.start("worker", "--commands", "--lease", "3s")  # It reports its jobs every second.
     until(lambda: [row["active"] for row in on_both.json("workers")] == [1])
 
     worker.kill()
     worker.communicate(timeout=60)
 
-    [listed] = on_both.json("workers")
+    # At the same time: each of them takes 2 s to be sure that a connection to the server is gone.
+    with ThreadPoolExecutor() as threads:
+        workers, status = threads.submit(on_both.json, "workers"), threads.submit(on_both.json, "status")
+        workers_text, status_text = threads.map(on_both.ok, ("workers", "status"))
+    [listed] = workers.result()
     assert listed["state"] == "dead"
-    assert "dead" in on_both.ok("workers")
-    told = on_both.json("status")
-    assert (told["workers"], told["dead_workers"], told["silent_workers"]) == (0, 1, 0)
-    assert told["dead"] == [listed["worker"]]
-    assert f"1 died: {listed['worker']}" in on_both.ok("status")
+    assert "dead" in workers_text
+    counts = status.result()
+    assert (counts["workers"], counts["dead_workers"], counts["silent_workers"]) == (0, 1, 0)
+    assert counts["dead"] == [listed["worker"]]
+    assert f"1 died: {listed['worker']}" in status_text
 
 
 def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Shell, tmp_path: Path) -> None:

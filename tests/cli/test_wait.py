@@ -86,7 +86,7 @@ def test_lines_that_came_too_fast_are_counted(on_both: Shell) -> None:
 
 def test_cancel_says_how_long_it_takes_and_show_says_cancelled(penstock: Shell) -> None:
     penstock.ok("enqueue", "--id", "long", "sleep 60")
-    worker = penstock.start("worker", "--grace", "0s")
+    worker = penstock.start("worker", "--grace", "0s", "--lease", "1s")
     try:
         until(lambda: penstock.json("show", "long")["state"] == "active")
         said = penstock.ok("cancel", "long")

@@ -57,8 +57,12 @@ def server() -> Iterator[ValkeyServer]:
 @pytest.fixture(scope="module")
 def templates(server: ValkeyServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: tmp_path_factory.mktemp(name) for name in ("sqlite", "valkey")}
-    asyncio.run(finish(f"sqlite:///{folders['sqlite']}/storm.db", folders["sqlite"]))
-    asyncio.run(finish(f"{server.url}/{TEMPLATE_DB}", folders["valkey"]))
+    urls = {"sqlite": f"sqlite:///{folders['sqlite']}/storm.db", "valkey": f"{server.url}/{TEMPLATE_DB}"}
+
+    async def finish_both() -> None:
+        await asyncio.gather(*(finish(url, folders[name]) for name, url in urls.items()))
+
+    asyncio.run(finish_both())
     return folders
 
 

@@ -20,7 +20,6 @@ from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.storage import open_storage
 from penstock.storage.values import Settlement, Take
 from penstock.worker import session
-from penstock.worker.run import PATIENCE_S
 from tests.worker.conftest import Hog, recorded, running, until, working
 
 SCRIPT = """
@@ -283,14 +282,14 @@ async def test_a_stop_ends_in_bounded_time_without_a_store(
     never = asyncio.Event()
     for verb in ("settle", "depart"):
         monkeypatch.setattr(storage, verb, lambda *_, **__: never.wait())
-    monkeypatch.setattr(session, "_SETTLE_S", 0.2)
-    monkeypatch.setattr(session, "_DEPART_S", 0.2)
+    for bound in ("PATIENCE_S", "_SETTLE_S", "_DEPART_S"):
+        monkeypatch.setattr(session, bound, 0.2)
     await work.enqueue()
     worker = memory_app.worker(grace="200ms")
     run = asyncio.create_task(worker.run())
     await asyncio.wait_for(away.wait(), 10)
     worker.stop()
-    await asyncio.wait_for(run, PATIENCE_S + 5)
+    await asyncio.wait_for(run, 5)
     assert "stops with 1 jobs that the store did not take back" in caplog.text
 
 
