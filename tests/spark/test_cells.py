@@ -12,12 +12,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import VariantVal
 
 from penstock.core.job import NewJob
-from penstock.spark.cells import canonical_maker, column_values, result_array
+from penstock.spark.cells import canonical_maker, column_values, is_too_large, result_array
 from penstock.spark.rows import Layout, Refused, new_jobs
-from tests.spark.arrowdata import DURATIONS, columns, types, values_of
+from tests.spark.arrowdata import DURATIONS, VARIANT, columns, types, values_of, variant
 
 LAYOUT = Layout(namespace="", task="t", key=("k",), payload=("x",))
 
@@ -58,16 +57,20 @@ def test_intervals_and_times_of_day_are_texts_that_the_hints_read(values: list[t
 
 
 def test_a_variant_is_what_it_holds_at_any_depth() -> None:
-    kind = pa.struct(
-        [
-            pa.field("value", pa.binary(), nullable=False),
-            pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
-        ]
+    text = '{"a":[1,2.5,"2.5",2.0,1e3,null],"b":12345678901234567890.123}'
+    stored = variant(text)
+    (job,) = jobs_of(pa.array([stored], type=VARIANT))
+    assert isinstance(job, NewJob)
+    assert job.payload == b'{"x":' + text.replace("1e3", "1000.0").encode() + b"}"
+    assert payload_of(jobs_of(pa.array([[stored, None]], type=pa.list_(VARIANT)))[0])[1] is None
+
+
+def test_a_number_in_a_variant_is_another_value_than_its_text() -> None:
+    number, text, same = (
+        canonical({"x": (variant(value), VARIANT)})
+        for value in ("[2.5, 2.0]", '["2.5", 2.0]', "[2.50, 2.00]")
     )
-    made = VariantVal.parseJson('{"a": [1, 2.5, "x", null]}')
-    stored = {"value": made.value, "metadata": made.metadata}
-    assert payload_of(jobs_of(pa.array([stored], type=kind))[0]) == {"a": [1, "2.5", "x", None]}
-    assert payload_of(jobs_of(pa.array([[stored, None]], type=pa.list_(kind)))[0])[1] is None
+    assert number == same != text
 
 
 NAN, INF = float("nan"), float("inf")
@@ -107,6 +110,44 @@ def test_a_result_that_does_not_fit_its_type_is_null_and_the_others_stay() -> No
     texts = ["1", '"x"', str(2**70), None, "3"]
     assert result_array(texts, pa.int64()).to_pylist() == [1, None, None, None, 3]
     assert result_array([], pa.int64()).to_pylist() == []
+
+
+MONEY = pa.decimal128(38, 18)
+
+
+def test_decimals_of_results_are_rounded_to_the_scale_of_their_column() -> None:
+    third, texts = Decimal(1) / Decimal(3), ['"0.1234567890123456785"', '"-2"', '"1e19"']
+    assert result_array([msgspec.json.encode(third).decode()], MONEY).to_pylist() == [
+        Decimal("0." + 18 * "3")
+    ]
+    assert result_array(texts, MONEY).to_pylist() == [
+        Decimal("0.123456789012345679"),
+        Decimal(-2),
+        Decimal(10**19),
+    ]
+    nested = pa.list_(pa.struct([("a", pa.map_(pa.string(), MONEY))]))
+    (found,) = result_array(['[null,{"a":{"x":"0.1234567890123456785"}},{"a":null}]'], nested).to_pylist()
+    assert found[1] == {"a": [("x", Decimal("0.123456789012345679"))]}
+    assert not is_too_large('[{"a":{"x":"0.1234567890123456785"}}]', nested)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f'"{10**20}"', MONEY),
+        ('"1E+999999"', MONEY),
+        ('"NaN"', MONEY),
+        (f'[{{"a":1,"b":"{10**20}"}}]', pa.list_(pa.struct([("a", pa.int64()), ("b", MONEY)]))),
+        (str(2**63), pa.int64()),
+    ],
+)
+def test_a_result_of_the_right_type_that_exceeds_its_column_is_told_from_one_of_another_type(
+    text: str, kind: pa.DataType
+) -> None:
+    assert is_too_large(text, kind)
+    assert result_array([text], kind).to_pylist() == [None]
+    assert not is_too_large('"x"', kind)
+    assert not is_too_large("null", kind)
 
 
 def canonical(row: dict[str, tuple[Any, pa.DataType]]) -> bytes:

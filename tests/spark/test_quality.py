@@ -50,6 +50,17 @@ def test_an_unexpected_result_fails_its_row_and_is_paid_again_only_on_request(
     assert spark.read.parquet(str(quarantine)).count() == 0
 
 
+def test_a_result_that_is_too_large_for_its_column_fails_its_row(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    done = do(numbers(spark, 1, 2**62), tasks.double, tmp_path / "doubles")
+    assert (done.completed, done.failed) == (1, 1)
+    row = rows_of(spark, tmp_path / "doubles")[f"k{2**62}"]
+    assert (row["penstock_error_type"], row["penstock_value"]) == ("ResultTooLarge", None)
+    assert row["penstock_error"] == f"the result does not fit the column penstock_value (bigint): {2**63}"
+    assert row["penstock_result"] == str(2**63)
+
+
 def test_expectations_get_the_typed_result_and_say_which_of_them_complains(tasks: ModuleType) -> None:
     expected = open_expectations(
         {"positive": lambda score: score.points > 0, "short": lambda score: len(score.label) < 5}, tasks.score

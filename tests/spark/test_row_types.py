@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    UserDefinedType,
+)
 
 import penstock.spark as ps
 from penstock.errors import InvalidInput
 from penstock.spark.cells import column_values
 from penstock.spark.columntypes import KINDS, check_columns
+from penstock.spark.processing.inputs import as_dataframe
 from penstock.spark.processing.snapshot import snapshot
-from penstock.spark.processing.types import hinted_types
+from penstock.spark.processing.types import hinted_types, value_type
 from penstock.spark.rows import Layout
 from tests.spark import type_tasks
-from tests.spark.arrowdata import columns
+from tests.spark.arrowdata import DURATIONS, JSON, TIMES_OF_DAY, columns, drawn, values_of
 
 # Spark parses the types that tests write down.
 pytestmark = pytest.mark.usefixtures("spark")
@@ -91,6 +106,61 @@ def test_columns_of_any_type_are_the_same_payload_by_way_of_spark(
         assert (row["refused"], row["payload"]) == (None, bytearray(payload))
 
 
+INSTANT, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
+MEMBER = pa.struct([("cents", pa.decimal128(10, 2)), ("at", INSTANT)])
+SENT = pa.struct(
+    {
+        "yes": pa.bool_(),
+        "small": pa.int8(),
+        "big": pa.int64(),
+        "single": pa.float32(),
+        "double": pa.float64(),
+        "cents": pa.decimal128(10, 2),
+        "whole": pa.decimal128(20, 0),
+        "fine": pa.decimal128(38, 18),
+        "text": pa.string(),
+        "raw": pa.binary(),
+        "day": pa.date32(),
+        "at": INSTANT,
+        "local": LOCAL,
+        "members": pa.list_(MEMBER),
+        "by_day": pa.map_(pa.date32(), pa.decimal128(10, 2)),
+    }
+)
+TEXTS = pa.struct({"clock": pa.time64("us"), "lasting": pa.duration("us"), "free": pa.string()})
+ROWS = st.tuples(
+    values_of(SENT).filter(bool),
+    st.fixed_dictionaries(
+        {"clock": st.none() | TIMES_OF_DAY, "lasting": st.none() | DURATIONS, "free": JSON.map(json.dumps)}
+    ),
+).map(lambda parts: parts[0] | parts[1])
+
+
+@pytest.mark.timeout(300)
+def test_generated_rows_go_through_a_task_and_back_into_the_result(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    rows = drawn(ROWS, 300)
+    kinds = pa.schema([("k", pa.int64()), *SENT, *TEXTS])
+    table = pa.Table.from_pylist([{"k": k, **row} for k, row in enumerate(rows)], schema=kinds)
+    df = as_dataframe(table, spark).selectExpr(
+        "* EXCEPT (free)", "parse_json(free) AS free", "NULL AS nothing"
+    )
+    output = tmp_path / "echoes"
+    done = ps.process(df, tasks.generated, key="k", output=output, workers=1, progress="none")
+    assert (done.completed, done.failed, done.rejected) == (len(rows), 0, 0)
+    found = pq.read_table(output).sort_by("k").column("penstock_value").to_pylist()
+    for row, back in zip(rows, found, strict=True):
+        assert json.loads(back.pop("free")) == json.loads(row.pop("free"))
+        assert msgspec.convert(back.pop("clock"), time | None) == row.pop("clock")
+        assert msgspec.convert(back.pop("lasting"), timedelta | None) == row.pop("lasting")
+        assert back.pop("nothing") is None
+        local = row.pop("local")
+        assert back.pop("local") == (local and local.replace(tzinfo=UTC))
+        (sent,) = pa.array([row], type=SENT).to_pylist()
+        assert back == {name: sent[name] for name in back}
+
+
 def schema(ddl: str) -> StructType:
     made = StructType.fromDDL(ddl)
     assert isinstance(made, StructType)
@@ -115,6 +185,30 @@ def schema(ddl: str) -> StructType:
 def test_a_type_that_no_job_can_hold_is_refused_by_its_path_and_name(ddl: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         check_columns(schema(ddl), ["x"], ignore_case=True)
+
+
+class Point(UserDefinedType):
+    @classmethod
+    def sqlType(cls) -> DataType:  # noqa: N802
+        return ArrayType(DoubleType())
+
+    def simpleString(self) -> str:  # noqa: N802
+        return "point"
+
+
+@pytest.mark.parametrize(
+    ("type", "path"),
+    [
+        (Point(), "x"),
+        (ArrayType(Point()), r"x\[\]"),
+        (StructType([StructField("at", MapType(StringType(), Point()))]), r"x\.at\{\}"),
+    ],
+)
+def test_a_type_that_users_define_is_refused_at_any_depth(type: DataType, path: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"column '{path}' has type point, which a job cannot hold"):
+        check_columns(StructType([StructField("x", type)]), ["x"])
+    with pytest.raises(InvalidInput, match="has type point"):
+        check_columns(StructType([StructField("x", type)]), [], key=["x"])
 
 
 def test_columns_that_differ_in_case_are_fine_where_spark_tells_them_apart() -> None:
@@ -148,11 +242,39 @@ def test_a_month_interval_is_refused_before_anything_is_enqueued(
         writer.save()
 
 
+HINTS: Any = {
+    "boolean": bool,
+    "tinyint, smallint, int, bigint": int,
+    "float, double": float,
+    "decimal": Decimal,
+    "string, char, varchar": str,
+    "date": date,
+    "timestamp, timestamp_ntz": datetime,
+    "time": time,
+    "interval day to second": timedelta,
+    "binary": bytes,
+    "array": list[int],
+    "struct": type_tasks.Inner,
+    "map": dict[str, int],
+    "variant": Any,
+    "void": None,
+}
+
+
 def test_the_documented_table_of_types_is_the_one_in_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    section = page[page.index("### Types") : page.index("### Changed rows")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:2] == "| "
+    ]
+    documented = {name: (key, result) for name, _, _, key, result in rows[1:]}
+    assert documented.keys() == HINTS.keys() == {kind.name for kind in KINDS}
     for kind in KINDS:
-        assert kind.name in rows, f"docs/spark.md does not list {kind.name}"
+        key, result = documented[kind.name]
+        assert key == ("yes" if kind.is_key else "no"), kind.name
+        column = value_type(HINTS[kind.name])
+        said = re.split("[,;:] ", result)[0]
+        assert said == ("none" if column is None else column.simpleString().partition("<")[0]), kind.name
 
 
 def test_text_for_a_parameter_that_takes_bytes_stays_base64() -> None:

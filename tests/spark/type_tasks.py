@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -57,3 +58,45 @@ def echo(row: Everything) -> Returned:
 @app.task(queue="types", attempts=1)
 def named(k: int, m: dict[str, float]) -> dict[str, float]:
     return m
+
+
+@dataclasses.dataclass
+class Member:
+    cents: Decimal | None
+    at: datetime | None
+
+
+@dataclasses.dataclass
+class Generated:
+    yes: bool | None
+    small: int | None
+    big: int | None
+    single: float | None
+    double: float | None
+    cents: Decimal | None
+    whole: Decimal | None
+    fine: Decimal | None
+    text: str | None
+    raw: bytes | None
+    day: date | None
+    at: datetime | None
+    local: datetime | None
+    clock: time | None
+    lasting: timedelta | None
+    members: list[Member | None] | None
+    by_day: dict[date, Decimal | None] | None
+    nothing: int | None
+    free: str
+
+
+@dataclasses.dataclass
+class Received(Generated):
+    """A row as the task receives it; it returns the variant as JSON."""
+
+    free: Any
+
+
+@app.task(queue="types", attempts=1)
+def generated(row: Received) -> Generated:
+    members = {field.name: getattr(row, field.name) for field in dataclasses.fields(Generated)}
+    return Generated(**{**members, "free": json.dumps(row.free)})

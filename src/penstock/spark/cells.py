@@ -9,7 +9,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import cache
 from typing import Any, Final, TypeAlias, TypedDict, cast
 
 import msgspec
@@ -129,7 +130,8 @@ def _parsed(texts: Sequence[str | None], arrow: pa.DataType) -> pa.Array:
 
 
 _encode = msgspec.json.Encoder().encode
-_FAILURES: Final = (ValueError, OverflowError, TypeError, pa.ArrowException)
+_FAILURES: Final = (ValueError, ArithmeticError, TypeError, pa.ArrowException)
+_ROUNDING: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 
 _Convert: TypeAlias = Callable[[Any], Any]
 # A dynamic call, which type checkers reject.
@@ -216,8 +218,20 @@ def _is_variant(kind: pa.DataType) -> bool:
 def _variant_converter(kind: pa.DataType) -> _Convert | None:
     """Return a function that replaces the variants within a value, or ``None`` if the type has none."""
     if _is_variant(kind):
-        return lambda value: VariantVal(value["value"], value["metadata"]).toPython()
+        return lambda value: _with_numbers(VariantVal(value["value"], value["metadata"]).toPython())
     return _within(kind, _variant_converter)
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return the content of a variant with decimals as JSON numbers. Spark reads every number with a point as a
+    decimal, so ``2.5`` must not become text, and ``2.0`` not a whole number."""
+    if isinstance(value, Decimal):
+        text = plain_decimal(value)
+        is_whole = "." not in text and value.as_tuple().exponent != 0
+        return msgspec.Raw(f"{text}.0" if is_whole else text)
+    if isinstance(value, dict):
+        return {key: _with_numbers(member) for key, member in value.items()}
+    return [_with_numbers(member) for member in value] if isinstance(value, list) else value
 
 
 def _within(kind: pa.DataType, converter_of: Callable[[pa.DataType], _Convert | None]) -> _Convert | None:
@@ -320,7 +334,7 @@ def _canonical_converter(kind: pa.DataType) -> _Convert | None:
     if pa.types.is_decimal(kind):
         return plain_decimal
     if _is_variant(kind):
-        return _sortable
+        return None
     if pa.types.is_struct(kind):
         converters = {field.name: _canonical_converter(field.type) for field in kind}
         return lambda value: {
@@ -332,15 +346,6 @@ def _canonical_converter(kind: pa.DataType) -> _Convert | None:
             key if is_text else _key_text(key): _apply(item, member) for key, member in value.items()
         }
     return _within(kind, _canonical_converter)
-
-
-def _sortable(value: Any) -> Any:
-    """Return the content of a variant with decimals in canonical form."""
-    if isinstance(value, Decimal):
-        return plain_decimal(value)
-    if isinstance(value, dict):
-        return {key: _sortable(member) for key, member in value.items()}
-    return [_sortable(member) for member in value] if isinstance(value, list) else value
 
 
 def _key_text(key: Any) -> str:
@@ -359,27 +364,56 @@ def plain_decimal(value: Decimal) -> str:
 
 
 def result_array(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
-    """Return results, which are JSON texts, as a column. Results that do not fit the type become null."""
-    decode = msgspec.json.Decoder(_python_type(kind) | None).decode
-    values = [None if text is None else _decoded(decode, text) for text in texts]
+    """Return results, which are JSON texts, as a column. Decimals are rounded to the scale of the column. Results that
+    do not fit the type become null."""
+    values = [None if text is None else _decoded(text, kind) for text in texts]
     try:
         return pa.array(values, type=kind)
     except _FAILURES:
         return pa.concat_arrays([pa.array([], type=kind), *(_fitting(value, kind) for value in values)])
 
 
-def _decoded(decode: Callable[[str], Any], text: str) -> Any:
+def is_too_large(text: str, kind: pa.DataType) -> bool:
+    """Return whether a result is of the type, but has a value that a column of the type cannot hold."""
+    value = _decoded(text, kind)
+    return value is not None and _fitting(value, kind).null_count > 0
+
+
+def _decoded(text: str, kind: pa.DataType) -> Any:
     try:
-        return decode(text)
+        return _decoder(kind)(text)
     except (msgspec.DecodeError, ValueError):
         return None
 
 
+@cache
+def _decoder(kind: pa.DataType) -> Callable[[str], Any]:
+    return msgspec.json.Decoder(_python_type(kind) | None).decode
+
+
 def _fitting(value: Any, kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array([value], type=kind)
-    except _FAILURES:
-        return pa.nulls(1, type=kind)
+    """Return an array of the value, or of null if it does not fit."""
+    for convert in (lambda value, _: value, _rounded):
+        try:
+            return pa.array([convert(value, kind)], type=kind)
+        except _FAILURES:
+            continue
+    return pa.nulls(1, type=kind)
+
+
+def _rounded(value: Any, kind: pa.DataType) -> Any:
+    """Return the value with decimals rounded to the scale of the type, as Spark casts them."""
+    if value is None:
+        return None
+    if pa.types.is_decimal(kind):
+        return value.quantize(Decimal(1).scaleb(-kind.scale), context=_ROUNDING)
+    if pa.types.is_list(kind):
+        return [_rounded(member, kind.value_type) for member in value]
+    if pa.types.is_map(kind):
+        return {key: _rounded(member, kind.item_type) for key, member in value.items()}
+    if pa.types.is_struct(kind):
+        return {field.name: _rounded(value.get(field.name), field.type) for field in kind}
+    return value
 
 
 def _python_type(kind: pa.DataType) -> Any:

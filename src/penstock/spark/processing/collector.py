@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.core.job import EMPTY_EXTRAS, Job
 from penstock.core.lifecycle import State
 from penstock.core.limits import MILLION
+from penstock.core.outcome import Failure
 from penstock.errors import OutputLost
+from penstock.spark.cells import json_text
 from penstock.spark.driver_lease import OutputLease
 from penstock.spark.processing.enqueue import Batch, has_begun, rows_of
 from penstock.spark.processing.ledger import Ledger
@@ -85,7 +88,7 @@ class Collector:
         cursor = ""
         while len(jobs) < _MOST:
             page = self._page(cursor)
-            jobs += map(self._judge, page.jobs)
+            jobs += map(self._judged, page.jobs)
             if not (cursor := page.cursor):
                 break
         if jobs:
@@ -113,6 +116,16 @@ class Collector:
     def _page(self, cursor: str, limit: int = _PAGE) -> JobPage:
         held = self._store.storage.held(self._batch.queue, self._batch.consumer, cursor=cursor, limit=limit)
         return self._store.run(held)
+
+    def _judged(self, job: Job) -> Job:
+        """Return the job, marked as failed if its result does not pass."""
+        job = self._judge(job)
+        if job.state is not State.COMPLETED or not job.result:
+            return job
+        why = self._ledger.complaint(json_text(job.result) or "null")
+        if not why:
+            return job
+        return msgspec.structs.replace(job, state=State.FAILED, failure=Failure("ResultTooLarge", why))
 
     def _write(self, jobs: list[Job], *, is_first: bool) -> set[tuple[str, int]]:
         """Append the jobs, and return those that were already in the ledger."""

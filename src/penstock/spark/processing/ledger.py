@@ -7,6 +7,7 @@ user's names; all others begin with ``penstock_``, except in an output that an e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import PurePath
 from typing import Final
 from uuid import uuid4
@@ -30,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.cells import arrow_schema, result_array
+from penstock.spark.cells import arrow_schema, is_too_large, result_array
 from penstock.spark.compaction import Moved
 from penstock.spark.delta import Folder
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
@@ -78,6 +79,7 @@ ENDS: Final = ("job_id", "fingerprint", "state", "finished_at", "commit")
 VALUE: Final = "value"
 _TABLE: Final = "table:"
 _KEY: Final = "key_json"
+_SHOWN: Final = 300
 _UNTYPED: Final = ("csv", "text", "xml")
 
 
@@ -266,9 +268,15 @@ class Ledger:
             # A row that failed its expectation keeps the result only as text.
             is_done = pc.equal(rows.column("state"), "completed")
             texts = pc.if_else(is_done, rows.column("result"), None).to_pylist()
-            kind = arrow_schema(StructType([StructField(VALUE, self._value)])).field(VALUE).type
-            rows = rows.append_column(VALUE, result_array(texts, kind))
+            rows = rows.append_column(VALUE, result_array(texts, _arrow_type(self._value)))
         self._append(self._spark.createDataFrame(rows), commit)
+
+    def complaint(self, result: str) -> str:
+        """Return why the value column cannot hold a result of its type; "" if it can."""
+        if self._value is None or not is_too_large(result, _arrow_type(self._value)):
+            return ""
+        column = f"{self._name(VALUE)} ({self._value.simpleString()})"
+        return f"the result does not fit the column {column}: {result:.{_SHOWN}}"
 
     def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
         """Return the id and finish time (ms) of each ledger row of these jobs."""
@@ -371,6 +379,11 @@ class Ledger:
         """Return our columns and their types, without prefix."""
         value = [] if self._value is None else [(VALUE, self._value)]
         return [*((field.name, field.dataType) for field in COLUMNS), *value]
+
+
+@cache
+def _arrow_type(type: DataType) -> pa.DataType:
+    return arrow_schema(StructType([StructField(VALUE, type)])).field(VALUE).type
 
 
 def _distinct(reader: DataFrameReader) -> DataFrameReader:
