@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock.spark as ps
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.deltaoutput import DeltaOutput
+from penstock.spark.processing.quarantine import Quarantine
 from penstock.spark.publishing import NameTaken
 from tests.slow.drivers import Driver, let_leases_end
 from tests.slow.table_run import QUEUE
@@ -109,6 +111,40 @@ def test_a_number_is_committed_once_and_a_commit_of_somebody_else_is_noticed(
     output.append(rows, number=2)
     assert output.load().number == 2
     assert output.read(rows.schema).count() == 2
+
+
+def test_a_replacement_is_one_numbered_commit_with_columns_of_its_own(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table"
+    output = DeltaOutput(spark, str(path), ranged="at", stats=())
+    output.replace(spark.sql("SELECT current_timestamp() AS at, 1L AS n"))
+    output.replace(
+        spark.sql("SELECT current_timestamp() AS at, TIMESTAMP_NTZ'2026-01-01' AS `a day`, 'x' AS n")
+    )
+    table = DeltaTable(str(path))
+    assert output.load().number == 2
+    assert table.to_pyarrow_table().select(["a day", "n"]).to_pylist() == [
+        {"a day": datetime(2026, 1, 1), "n": "x"}
+    ]
+    late = output.load()
+    output.replace(spark.sql("SELECT current_timestamp() AS at WHERE false"))
+    assert (output.load().number, DeltaTable(str(path)).to_pyarrow_table().num_rows) == (3, 0)
+    monkeypatch.setattr(output, "load", lambda: late)
+    with pytest.raises(NameTaken):
+        output.replace(spark.sql("SELECT current_timestamp() AS at"))
+
+
+def test_a_quarantine_in_a_store_that_ignores_conditional_puts_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with object_store(is_careless=True) as options:
+        for name, value in options.items():
+            monkeypatch.setenv(name.upper(), value)
+        with pytest.raises(InvalidOption, match="does not support conditional puts"):
+            Quarantine(spark, "s3://bucket/bad", "delta").replace(
+                spark.sql("SELECT 1 AS n, now() AS penstock_finished_at")
+            )
 
 
 def test_an_output_in_an_object_store_needs_no_jar(

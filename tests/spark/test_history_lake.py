@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,32 @@ def test_a_commit_of_somebody_else_hides_neither_state_nor_number(tmp_path: Path
     table.commit(table.load(), add=[table.write(named("a"), 1)], state="ours")
     table.vacuum(table.load())
     assert (table.load().number, table.load().state) == (1, "ours")
+
+
+@pytest.mark.parametrize("configured", ["interval 0 hours", "interval 30 days", None])
+def test_files_of_the_last_week_are_kept_whatever_the_table_says(
+    tmp_path: Path, configured: str | None
+) -> None:
+    table = delta_table(tmp_path / "table")
+    old = table.write(named("a"), 1)
+    table.commit(table.load(), add=[old], state="1")
+    if configured is not None:
+        lake = table.load().table
+        assert lake is not None
+        lake.alter.set_table_properties({"delta.deletedFileRetentionDuration": configured})
+    table.commit(table.load(), add=[table.write(named("b"), 2)], remove=[old], state="2")
+    table.vacuum(table.load())
+    assert Path(table.folder.root, old.path).exists()
+
+
+def test_files_that_were_replaced_more_than_a_week_ago_are_removed(tmp_path: Path) -> None:
+    table = delta_table(tmp_path / "table")
+    left = Path(table.folder.root, table.write(named("a"), 1).path)
+    table.commit(table.load(), add=[table.write(named("b"), 1)], state="1")
+    long_ago = time.time() - 8 * 86_400
+    os.utime(left, (long_ago, long_ago))
+    table.vacuum(table.load())
+    assert not left.exists()
 
 
 def test_duckdb_and_polars_read_what_spark_reads(spark: SparkSession, tmp_path: Path) -> None:

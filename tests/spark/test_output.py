@@ -33,6 +33,21 @@ def test_an_output_of_no_rows_can_be_read_and_continued(
     assert rows_of(spark, output)["k1"]["penstock_value"] == 2
 
 
+def test_a_json_output_of_no_rows_can_be_read_and_continued(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "doubles"
+    none = numbers(spark, 1).where("n > 1")
+    for _ in range(2):
+        done = do(none, tasks.double, output, format="json")
+        assert (done.completed, done.results.count(), done.results.columns[0]) == (0, 0, "k")
+        assert spark.read.json(str(output)).count() == 0
+    assert spark.read.schema("k string, penstock_value long").json(str(output)).collect() == []
+    assert do(numbers(spark, 1), tasks.double, output, format="json").completed == 1
+    (row,) = spark.read.json(str(output)).collect()
+    assert (row["k"], row["penstock_value"]) == ("k1", 2)
+
+
 def test_timestamps_are_microseconds(spark: SparkSession, tasks: ModuleType, tmp_path: Path) -> None:
     output = tmp_path / "doubles"
     before = spark.conf.get("spark.sql.parquet.outputTimestampType")

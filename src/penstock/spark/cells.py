@@ -393,12 +393,14 @@ def _decoder(kind: pa.DataType) -> Callable[[str], Any]:
 
 def _fitting(value: Any, kind: pa.DataType) -> pa.Array:
     """Return an array of the value, or of null if it does not fit."""
-    for convert in (lambda value, _: value, _rounded):
-        try:
-            return pa.array([convert(value, kind)], type=kind)
-        except _FAILURES:
-            continue
-    return pa.nulls(1, type=kind)
+    try:
+        return pa.array([value], type=kind)
+    except _FAILURES:
+        pass
+    try:
+        return pa.array([_rounded(value, kind)], type=kind)
+    except _FAILURES:
+        return pa.nulls(1, type=kind)
 
 
 def _rounded(value: Any, kind: pa.DataType) -> Any:

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
@@ -40,6 +40,10 @@ def make_durable(path: Path) -> None:
 _APP: Final = "penstock"
 _STATE: Final = "penstock"
 _UNSAFE: Final = "allow_unsafe_rename"
+# The type of timestamps without a zone.
+_LOCAL: Final = '"timestamp_ntz"'
+# Delta's default. Readers of former versions rely on it.
+_KEPT_HOURS: Final = 7 * 24
 _CLOUDS: Final = ("aws", "azure", "google")
 _CLIENT_OPTIONS: Final = (
     "allow_http",
@@ -230,6 +234,16 @@ class Table:
             # Another writer created it at the same time.
         self._make_durable()
 
+    def allow_columns(self, base: Snapshot) -> Snapshot:
+        """Return the table with the features that our columns need. Its own columns stay as they are."""
+        assert base.table is not None
+        needs_local = _LOCAL in Schema.from_arrow(self.schema).to_json()
+        if not needs_local or "timestampNtz" in (base.table.protocol().reader_features or ()):
+            return base
+        feature = TableFeatures.TimestampWithoutTimezone
+        base.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+        return self.load()
+
     def load(self) -> Snapshot:
         try:
             table: DeltaTable | None = DeltaTable(self.folder.root, storage_options=dict(self.folder.options))
@@ -262,8 +276,10 @@ class Table:
         remove: Iterable[DataFile] = (),
         state: str,
         is_new: bool = True,
+        is_overwrite: bool = False,
     ) -> None:
         """Commit the step after ``base``. ``is_new=False``: the rows stay the same, only the files differ.
+        ``is_overwrite`` removes all other files, and replaces the columns of the table.
 
         Raises:
             Conflict: another writer was first. Nothing was committed.
@@ -280,7 +296,7 @@ class Table:
         try:
             base.table.create_write_transaction(
                 [*added, *removed],
-                mode="append",
+                mode="overwrite" if is_overwrite else "append",
                 schema=Schema.from_arrow(self.schema),
                 commit_properties=properties,
             )
@@ -291,7 +307,7 @@ class Table:
     def vacuum(self, base: Snapshot) -> None:
         """Remove files that no version of the last week needs, including those of killed writers."""
         if base.table is not None:
-            base.table.vacuum(dry_run=False, full=True)
+            vacuum(base.table, full=True)
 
     def _make_durable(self) -> None:
         """Flush the commit to disk, which delta-rs does not do."""
@@ -300,6 +316,16 @@ class Table:
             make_durable(max(log.glob("*.json")))
             for folder in (log, log.parent, log.parent.parent):
                 make_durable(folder)
+
+
+def vacuum(table: DeltaTable, *, full: bool) -> None:
+    """Remove files that no version of the last week needs, or of a longer time that the table asks for. With ``full``,
+    also remove files that are not in the log."""
+    try:
+        table.vacuum(_KEPT_HOURS, dry_run=False, full=full)
+    except DeltaError:
+        # The table asks for a longer time.
+        table.vacuum(dry_run=False, full=full)
 
 
 def _create(folder: Folder, schema: pa.Schema) -> None:

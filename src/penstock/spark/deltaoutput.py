@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.errors import InvalidInput
 from penstock.spark.cells import arrow_schema
 from penstock.spark.compaction import Moved, piles
-from penstock.spark.delta import Conflict, DataFile, Folder, Snapshot, Table, open_folder
+from penstock.spark.delta import Conflict, DataFile, Folder, Snapshot, Table, open_folder, vacuum
 from penstock.spark.publishing import NameTaken
 from penstock.spark.schemas import quoted
 
@@ -129,13 +129,22 @@ class DeltaOutput:
             base = self.load()
         if base.number != number - 1:
             raise NameTaken(f"{self.folder.root}: commit {number}")
-        table = self._table(_arrow_of(base))
+        self._commit(base, self._table(_arrow_of(base)), rows)
+
+    def replace(self, rows: DataFrame) -> None:
+        """Commit ``rows`` and their columns atomically in place of all others. Raise ``NameTaken`` as ``append``."""
+        table = self._table(_nullable(rows.schema))
+        table.create()
+        self._commit(table.allow_columns(self.load()), table, rows, is_overwrite=True)
+
+    def _commit(self, base: Snapshot, table: Table, rows: DataFrame, *, is_overwrite: bool = False) -> None:
+        number = base.number + 1
         columns = [F.col(quoted(name)).alias(f"c{n}") for n, name in enumerate(table.schema.names)]
         writer = partial(_write, table=table, number=number)
         written = rows.select(*columns).mapInArrow(writer, "file binary").collect()
         files = [msgspec.msgpack.decode(row["file"], type=DataFile) for row in written]
         try:
-            table.commit(base, add=files, state=str(number))
+            table.commit(base, add=files, state=str(number), is_overwrite=is_overwrite)
         except Conflict as error:
             raise NameTaken(str(error)) from None
 
@@ -167,7 +176,7 @@ class DeltaOutput:
         except Conflict as error:
             raise NameTaken(str(error)) from None
         # Remove only files in the log: the folder may have others.
-        base.table.vacuum(dry_run=False)
+        vacuum(base.table, full=False)
         return Moved([file.path for file in gone], [file.path for file in made])
 
     def _table(self, schema: pa.Schema) -> Table:

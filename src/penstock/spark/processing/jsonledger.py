@@ -48,8 +48,8 @@ def check_json(spark: SparkSession, path: str, schema: StructType, *, key: Struc
         InvalidInput: the rows have other columns, keys of another type, or values that do not fit.
     """
     inferred = fresh_path(spark, path, spark.read.json)
-    # A dry run, or a run without a commit, leaves a folder without rows.
-    if inferred is None:
+    # A dry run leaves an empty folder, a run without rows an empty file.
+    if inferred is None or not inferred.columns:
         return
     columns = inferred.schema
     # Spark does not infer a column whose objects are all empty.

@@ -367,13 +367,13 @@ class Ledger:
         return compact_files(self._spark, self.output, check=self.check_held)
 
     def begin(self) -> None:
-        """Create an output without rows, so that a reader finds its columns. JSON lines cannot store columns."""
+        """Create an output without rows that can be read. Only JSON lines cannot store its columns."""
         if self._delta is not None:
             self._delta.create(self._schema)
-        elif not self._is_json:
-            keys = [F.lit("{}").alias(_KEY)]
-            nulls = [F.lit(None).cast(type).alias(name) for name, type in self._columns()]
-            self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
+            return
+        keys = [F.lit("{}").alias(_KEY)]
+        nulls = [F.lit(None).cast(type).alias(name) for name, type in self._columns()]
+        self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
 
     def _columns(self) -> list[tuple[str, DataType]]:
         """Return our columns and their types, without prefix."""

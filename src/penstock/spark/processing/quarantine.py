@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Final
 
@@ -15,10 +15,11 @@ from penstock.spark.deltaoutput import DeltaOutput
 from penstock.spark.driver_lease import output_identity
 from penstock.spark.processing.enqueue import materialize
 from penstock.spark.processing.ledger import PREFIX, Ledger
-from penstock.spark.publishing import fresh_path, fresh_table, refuse_pattern, with_micros
+from penstock.spark.publishing import NameTaken, fresh_path, fresh_table, refuse_pattern, with_micros
 from penstock.spark.schemas import quoted
 
 _TABLE: Final = "table:"
+_ATTEMPTS: Final = 5
 
 
 class Quarantine:
@@ -54,27 +55,31 @@ class Quarantine:
         """Write ``rows``, and keep the others that have still failed or been rejected by ``results``. Temporary files
         are in ``folder``."""
         rows = _without_void(rows)
-        former = self._read(rows.schema)
-        if former is not None and set(key) <= set(former.columns):
-            standing = results.where(F.col(f"{PREFIX}state").isin("failed", "rejected"))
-            others = former.join(standing.select(*map(quoted, key)), list(key), "left_semi")
-            others = others.join(rows.select(*map(quoted, key)), list(key), "left_anti")
-            rows = rows.unionByName(others, allowMissingColumns=True)
-            if self._delta is None:
-                # Spark cannot read a table while it replaces it.
-                rows = materialize(rows, f"{folder}/quarantine")
-        self.replace(rows)
+        self._write(lambda: self._with_standing(rows, results, key, folder))
 
     def replace(self, rows: DataFrame) -> None:
         """Write ``rows`` in place of all others."""
-        rows = _without_void(rows)
-        if self._delta is not None:
-            from deltalake import write_deltalake
+        self._write(lambda: _without_void(rows))
 
-            write_deltalake(self._name, rows.toArrow(), mode="overwrite", schema_mode="overwrite")
+    def _with_standing(
+        self, rows: DataFrame, results: DataFrame, key: Sequence[str], folder: str
+    ) -> DataFrame:
+        former = self._read(rows.schema)
+        if former is None or not set(key) <= set(former.columns):
+            return rows
+        standing = results.where(F.col(f"{PREFIX}state").isin("failed", "rejected"))
+        others = former.join(standing.select(*map(quoted, key)), list(key), "left_semi")
+        others = others.join(rows.select(*map(quoted, key)), list(key), "left_anti")
+        rows = rows.unionByName(others, allowMissingColumns=True)
+        # Spark cannot read a table while it replaces it.
+        return rows if self._delta is not None else materialize(rows, f"{folder}/quarantine")
+
+    def _write(self, content: Callable[[], DataFrame]) -> None:
+        if self._delta is not None:
+            _replace(self._delta, content)
             return
         with with_micros(self._spark):
-            writer = rows.coalesce(1).write.mode("overwrite").format(self._format)
+            writer = content().coalesce(1).write.mode("overwrite").format(self._format)
             if self._is_path:
                 writer.save(self._name)
             else:
@@ -93,6 +98,16 @@ class Quarantine:
         rows = fresh_path(self._spark, self._name, reader.load)
         # JSON lines without rows have no columns.
         return rows if rows is not None and rows.columns else None
+
+
+def _replace(table: DeltaOutput, content: Callable[[], DataFrame]) -> None:
+    """Replace the rows of a table. If another run commits meanwhile, start over from what it has written."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return table.replace(content())
+        except NameTaken:
+            continue
+    return table.replace(content())
 
 
 def _without_void(rows: DataFrame) -> DataFrame:
