@@ -15,7 +15,15 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import penstock.spark as ps
 from penstock.client.job_verbs import end_leases
 from penstock.core.outcome import Fail, Failure
-from penstock.errors import FleetFailed, InvalidInput, OutputBusy, OutputLost, StorageError, TooManyFailures
+from penstock.errors import (
+    FleetFailed,
+    InvalidInput,
+    InvalidOption,
+    OutputBusy,
+    OutputLost,
+    StorageError,
+    TooManyFailures,
+)
 from penstock.spark import driver_lease
 from penstock.spark.driver_lease import OutputLease, output_identity, output_name
 from penstock.spark.processing import collector, running
@@ -134,10 +142,17 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_it_may_cost_and_limit_does_
     )
     plan = do(df, tasks.spend, tmp_path / "spent", key="n", dry_run=True).plan
     assert (plan.new, plan.duplicate, plan.todo, plan.estimated_cost) == (4, 1, 4, None)
+    assert plan.cost_text("usd") == ", at an unknown cost: the output has no finished rows. Set row_cost"
+    planned = do(df, tasks.spend, tmp_path / "spent", dry_run=True, row_cost=0.5)
+    assert (planned.plan.estimated_cost, planned.plan.estimated_from) == (2.0, "row_cost")
+    assert "4 to do, for about 2 usd" in str(planned)
     assert calls(tmp_path) == []
     assert do(df, tasks.spend, tmp_path / "spent", limit=1).completed == 1
-    plan = do(df, tasks.spend, tmp_path / "spent", dry_run=True).plan
+    plan = do(df, tasks.spend, tmp_path / "spent", dry_run=True, row_cost=0.5).plan
     assert (plan.new, plan.done, plan.todo, plan.estimated_cost) == (3, 1, 3, 3.0)
+    assert plan.estimated_from == "output"
+    with pytest.raises(InvalidOption, match="row_cost must be >= 0, got -1"):
+        do(df, tasks.spend, tmp_path / "spent", dry_run=True, row_cost=-1)
 
 
 def test_a_run_in_json_goes_on_from_one_that_has_written_nothing(

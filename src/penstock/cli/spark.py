@@ -200,6 +200,9 @@ def _process_options(function: Any) -> Any:
             "--quarantine", metavar="PATH", help="Write the rows that failed or were rejected to this table."
         ),
         click.option("--cost-name", default="usd", show_default=True, help="Unit of costs."),
+        click.option(
+            "--row-cost", type=float, help="Expected cost of a row, for the estimate of a --dry-run."
+        ),
         click.option("--max-cost", type=float, help="Start no more jobs when this much is spent."),
         click.option(
             "--since",
@@ -389,10 +392,10 @@ def _print(done: Processed, options: dict[str, Any], *, as_json: bool) -> None:
         print_json(done.summary())
         return
     plan = done.plan
-    cost = "" if not plan.estimated_cost else f", for about {plan.estimated_cost:g} {options['cost_name']}"
     click.echo(
         f"rows: {plan.new:,} new, {plan.changed:,} changed, {plan.done:,} done before, {plan.failed:,} failed before, "
-        f"{plan.duplicate:,} duplicate, {plan.rejected:,} rejected; {plan.todo:,} to do{cost}"
+        f"{plan.duplicate:,} duplicate, {plan.rejected:,} rejected; {plan.todo:,} to do"
+        f"{plan.cost_text(options['cost_name'])}"
     )
     if options["dry_run"]:
         return

@@ -143,7 +143,7 @@ def _sum(total: Processed, done: Processed) -> Processed:
     counts = {
         name: getattr(total.plan, name) + getattr(done.plan, name)
         for name in done.plan.__struct_fields__
-        if name != "estimated_cost"
+        if not name.startswith("estimated_")
     }
     return msgspec.structs.replace(done, plan=msgspec.structs.replace(done.plan, **counts), **sums)
 
@@ -188,6 +188,7 @@ def process(
     every: Duration | None = None,
     max_cost: float | None = None,
     cost_name: str = "usd",
+    row_cost: float | None = None,
     max_failures: int | None = None,
     max_failure_rate: float | None = None,
     expect: Expectations | None = None,
@@ -227,7 +228,8 @@ def process(
     ``max_cost`` limits how much of ``cost_name`` the jobs may use (``context.use(usd=...)``). Jobs that are running
     when it is reached may exceed it. ``max_failures`` is the number of rows that may fail, ``max_failure_rate`` their
     share (0.05), which counts from 20 rows on. ``limit`` is the maximum number of rows to run. ``dry_run`` only returns
-    the plan, with an estimate of its cost.
+    the plan, with an estimate of its cost: from the finished rows in the output, or from ``row_cost``, the cost that
+    you expect of a row.
 
     ``expect`` is a predicate on results, or several by name. A row whose result it rejects fails with
     ``ExpectationFailed``; ``retry_failed`` runs it again. ``quarantine`` is a separate table for failed and rejected
@@ -255,6 +257,8 @@ def process(
         raise InvalidOption(f"limit must be >= 1, or None for all rows, got {limit}.")
     if max_failure_rate is not None and not 0 <= max_failure_rate < 1:
         raise InvalidOption(f"max_failure_rate must be a share from 0 to below 1, got {max_failure_rate}.")
+    if row_cost is not None and row_cost < 0:
+        raise InvalidOption(f"row_cost must be >= 0, got {row_cost}.")
     request = Request(
         task=chosen,
         key=(key,) if isinstance(key, str) else tuple(key),
@@ -275,6 +279,7 @@ def process(
         expected=None if expect is None else open_expectations(expect, chosen),
         quarantine=quarantine,
         since=since,
+        row_cost=row_cost,
         progress=progress,
         format=format,
         scratch=scratch,

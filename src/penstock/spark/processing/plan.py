@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
@@ -33,7 +34,8 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Keys are ``new``, ``changed`` (known with another payload or task version), ``done`` or ``failed``. Rows are a
     ``duplicate`` of another one, or ``rejected`` because they cannot become jobs. ``todo`` counts the keys to enqueue.
-    A dry run estimates their cost from the average of the finished rows in the output, if there are any.
+    A dry run estimates their cost: from the average of the finished rows in the ``output``, if there are any, else from
+    ``row_cost``. Else it is ``unknown``.
     """
 
     new: int = 0
@@ -44,6 +46,15 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int = 0
     todo: int = 0
     estimated_cost: float | None = None
+    estimated_from: Literal["", "output", "row_cost", "unknown"] = ""
+
+    def cost_text(self, cost_name: str) -> str:
+        """Return the end of a sentence about what is to do: its estimated cost."""
+        if self.estimated_cost is not None:
+            return f", for about {self.estimated_cost:g} {cost_name}"
+        if self.estimated_from == "unknown":
+            return ", at an unknown cost: the output has no finished rows. Set row_cost"
+        return ""
 
 
 class Todo(msgspec.Struct, frozen=True):
@@ -109,10 +120,8 @@ def planned(
     retry_failed: bool,
     limit: int | None,
     folder: str,
-    cost_name: str | None = None,
 ) -> Planned:
-    """Return the plan and the rows to enqueue. With ``cost_name``, estimate how much of it they will use. Temporary
-    files are in ``folder``.
+    """Return the plan and the rows to enqueue. Temporary files are in ``folder``.
 
     Raises:
         InvalidInput: keys are null, or equal keys have different payloads; or rows have changed and ``on_change`` is
@@ -142,7 +151,6 @@ def planned(
         duplicate=judged.duplicate + taken.duplicate,
         rejected=judged.rejected,
         todo=todo,
-        estimated_cost=None if cost_name is None else _estimate(ledger, todo, cost_name),
     )
     return Planned(
         plan=plan,
@@ -366,7 +374,17 @@ def _newest_rows(ledger: Ledger) -> DataFrame | None:
     return newest.select("job_id", F.col("fingerprint").alias("was"), F.col("state").alias("was_state"))
 
 
-def _estimate(ledger: Ledger, todo: int, cost_name: str) -> float | None:
+def with_estimate(plan: ProcessPlan, ledger: Ledger, cost_name: str, row_cost: float | None) -> ProcessPlan:
+    """Return the plan with an estimate of how much of ``cost_name`` its rows will use."""
+    average = _average_cost(ledger, cost_name)
+    if average is not None:
+        return replace(plan, estimated_cost=average * plan.todo, estimated_from="output")
+    if row_cost is not None:
+        return replace(plan, estimated_cost=row_cost * plan.todo, estimated_from="row_cost")
+    return replace(plan, estimated_from="unknown")
+
+
+def _average_cost(ledger: Ledger, cost_name: str) -> float | None:
     known = ledger.read()
     if known is None:
         return None
@@ -374,4 +392,4 @@ def _estimate(ledger: Ledger, todo: int, cost_name: str) -> float | None:
     ended = known.where(F.col(f"{PREFIX}state").isin("completed", "failed"))
     used = F.coalesce(F.col(f"{PREFIX}usage").getItem(cost_name), F.lit(0.0))
     row: Any = ended.agg(F.avg(used)).first()
-    return None if row is None or row[0] is None else float(row[0]) * todo
+    return None if row is None or row[0] is None else float(row[0])

@@ -25,7 +25,7 @@ from penstock.spark.processing.collector import Collector
 from penstock.spark.processing.enqueue import Batch, Intake
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
 from penstock.spark.processing.ledger import Ledger
-from penstock.spark.processing.plan import OnChange, Planned, ProcessPlan, planned
+from penstock.spark.processing.plan import OnChange, Planned, ProcessPlan, planned, with_estimate
 from penstock.spark.processing.progress import ProgressStyle, Tally, open_progress
 from penstock.spark.processing.quarantine import Quarantine
 from penstock.spark.processing.result import Expected, Processed, RunTables
@@ -129,6 +129,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     expected: Expected | None = None
     quarantine: str | PurePath | None = None
     since: str | int | None = None
+    row_cost: float | None = None
     # The tables are parts of a larger input, like the batches of a stream.
     is_part: bool = False
 
@@ -235,7 +236,8 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     def only_plan(self, ledger: Ledger, scratch: Scratch) -> Processed:
         with Store(self.url):
             plan = self._planned(ledger, scratch).plan
-        return self._processed(ledger, plan)
+        cost_name = self.request.limits.cost_name
+        return self._processed(ledger, with_estimate(plan, ledger, cost_name, self.request.row_cost))
 
     def run(self, ledger: Ledger, scratch: Scratch, workers: RunWorkers) -> Processed:
         began_at = time.monotonic()
@@ -320,7 +322,6 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             on_change=self.request.on_change,
             retry_failed=self.request.retry_failed,
             limit=self.request.limit,
-            cost_name=self.request.limits.cost_name if self.request.dry_run else None,
             folder=scratch.path,
         )
 

@@ -229,7 +229,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         lines = [
             f"{self.task}: {self._counts()}, in {self.seconds:.1f} s",
-            f"plan: {_plan_text(self.plan)}",
+            f"plan: {_plan_text(self.plan, self.cost_name)}",
             f"output: {self.output}",
         ]
         if self.stopped:
@@ -253,7 +253,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
             "reused": f"{self.reused:,}",
             "cost": f"{self.cost:g} {self.cost_name}",
             "time": f"{self.seconds:.1f} s",
-            "plan": _plan_text(self.plan),
+            "plan": _plan_text(self.plan, self.cost_name),
             "output": self.output,
         }
         if self.stopped:
@@ -264,7 +264,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
         return f"<table><thead><tr><th colspan='2'>{escape(self.task)}</th></tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _plan_text(plan: ProcessPlan) -> str:
+def _plan_text(plan: ProcessPlan, cost_name: str) -> str:
     counts = {
         "new": plan.new,
         "changed": plan.changed,
@@ -274,5 +274,4 @@ def _plan_text(plan: ProcessPlan) -> str:
         "rejected": plan.rejected,
     }
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    cost = "" if plan.estimated_cost is None else f", for about {plan.estimated_cost:g}"
-    return f"{parts or 'no rows'}; {plan.todo:,} to do{cost}"
+    return f"{parts or 'no rows'}; {plan.todo:,} to do{plan.cost_text(cost_name)}"
