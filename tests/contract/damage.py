@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from typing import Any, Final
 
@@ -9,10 +10,10 @@ from penstock.storage.contract import Storage
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.valkey.engine import ValkeyStorage
 
-__all__ = ["GARBAGE", "PARTS", "database", "harm", "harm_events", "harm_limit"]
+__all__ = ["GARBAGE", "PARTS", "database", "harm", "harm_events", "harm_limit", "spoil_step"]
 
 GARBAGE: Final = b"\xc1\xff\x00 not what was written"
-PARTS: Final = ("record", "options", "extras", "failure", "rerun")
+PARTS: Final = ("record", "options", "extras", "failure", "rerun", "steps", "large step")
 """What of a job may be damaged."""
 
 _COLUMNS: Final = {"extras": "annex", "failure": "failure", "rerun": "rerun"}
@@ -45,6 +46,12 @@ def _harm_row(sql: sqlite3.Connection, id: str, part: str) -> None:
         sql.execute(
             "UPDATE jobs SET options = (SELECT key FROM options WHERE value = ?) WHERE id = ?", (GARBAGE, id)
         )
+    elif part == "steps":
+        sql.execute(
+            "UPDATE steps SET body = ? WHERE job = (SELECT key FROM jobs WHERE id = ?)", (GARBAGE, id)
+        )
+    elif part == "large step":
+        sql.execute("UPDATE steps SET result = NULL WHERE job = (SELECT key FROM jobs WHERE id = ?)", (id,))
     else:
         sql.execute(f"UPDATE jobs SET {_COLUMNS[part]} = ? WHERE id = ?", (GARBAGE, id))
 
@@ -52,6 +59,15 @@ def _harm_row(sql: sqlite3.Connection, id: str, part: str) -> None:
 async def _harm_hash(storage: ValkeyStorage, queue: str, id: str, part: str) -> None:
     if part == "options":
         await _harm_header(storage, queue, id)
+        return
+    if part == "steps":
+        key = storage._calls.keys.part(queue, f"steps:{id}")
+        for name in await storage._calls.plain(key, "HKEYS", key):
+            await storage._calls.plain(key, "HSET", key, name, b"c" + bytes(18) + GARBAGE)
+        return
+    if part == "large step":
+        key = storage._calls.keys.part(queue, f"step_results:{id}")
+        await storage._calls.plain(key, "DEL", key)
         return
     state = await _value(storage, queue, "state", id)
     if part == "record":
@@ -76,6 +92,27 @@ async def _harm_header(storage: ValkeyStorage, queue: str, id: str) -> None:
         if record is not None:
             at = 13 if name == "jobs" else 80 + record[75]
             await _put(storage, queue, name, id, record[:at] + b"\0gone!" + record[at + 6 :])
+
+
+async def spoil_step(storage: Storage, queue: str, id: str, luck: random.Random) -> None:
+    """Cut the record of a step, flip bits of it, or append to it."""
+
+    def spoiled(value: bytes) -> bytes:
+        cut = value[: luck.randrange(len(value))]
+        flipped = bytearray(value)
+        flipped[luck.randrange(len(value))] ^= 1 << luck.randrange(8)
+        return luck.choice([cut, bytes(flipped), bytes(flipped), value + b"\0"])
+
+    name = luck.choice(["charge", "load"])
+    if isinstance(storage, SqliteStorage):
+        sql = database(storage)
+        [body] = sql.execute("SELECT body FROM steps WHERE name = ?", (name,)).fetchone()
+        sql.execute("UPDATE steps SET body = ? WHERE name = ?", (spoiled(body), name))
+    else:
+        assert isinstance(storage, ValkeyStorage)
+        stored = await _value(storage, queue, f"steps:{id}", name)
+        assert stored is not None
+        await _put(storage, queue, f"steps:{id}", name, spoiled(stored))
 
 
 async def harm_limit(storage: Storage, queue: str, group: str) -> None:

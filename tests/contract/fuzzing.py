@@ -11,6 +11,7 @@ from penstock.core.job import Dedup, Dependency, Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Snooze, Suspend
+from penstock.core.step import NewStep
 from penstock.errors import StorageDamaged
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.valkey.engine import ValkeyStorage
@@ -47,7 +48,7 @@ async def fill(bench: Bench) -> set[str]:
     await storage.enqueue(queue, jobs)
     await storage.enqueue_flows(queue, [_flow(queue, n) for n in range(2)])
     known = {job.id for job in jobs} | {f"{name}-{n}" for name in ("parent", "child") for n in range(2)}
-    return known | {"awake", "snoozed", "again", "retried"}
+    return known | {"awake", "snoozed", "again", "retried", "stepped"}
 
 
 def _flow(queue: str, n: int) -> list[Node]:
@@ -70,6 +71,13 @@ async def _bring_running(bench: Bench) -> None:
     await bench.settle(await bench.claim(), Snooze(MINUTE_MS, stage="three"))
     await bench.put("retried")
     await bench.settle(await bench.claim(), Fail(BOOM, retry_in_ms=MINUTE_MS))
+    await bench.put("stepped")
+    lease = await bench.claim()
+    results = {"charge": b"1", "ship[1]": b"22", "load": b"z" * 5000}
+    steps = [NewStep("stepped", lease.token, name, result=result) for name, result in results.items()]
+    steps.append(NewStep("stepped", lease.token, "tell", "retrying", failures=1, failure=BOOM))
+    await bench.storage.record_steps(bench.queue, steps)
+    await bench.settle(lease, Snooze(MINUTE_MS))
     await bench.put("again")
     await bench.claim()
     await bench.put("again", conflict=redispatch())
@@ -156,6 +164,7 @@ _TABLES: Final = {
     "dependencies": ("policy", "state", "failure"),
     "job_groups": ("waiting", "active", "held", "blocked", "cost"),
     "schedulers": ("spec",),
+    "steps": ("name", "number", "status", "at_ms", "until_ms", "body", "result"),
 }  # fmt: skip
 
 
@@ -164,7 +173,7 @@ def _harm_database(storage: SqliteStorage, luck: random.Random) -> set[str]:
     table = luck.choice(sorted(_TABLES))
     column = luck.choice(_TABLES[table])
     key = "key" if table == "job_groups" else "rowid"
-    if table in ("limits", "schedulers"):
+    if table in ("limits", "schedulers", "steps"):
         key = "key" if table == "limits" else "name"
     rows = sql.execute(f"SELECT {key}, CAST({column} AS BLOB), typeof({column}) FROM {table}").fetchall()
     if not rows:
@@ -189,6 +198,8 @@ def _owners(sql: Any, table: str, at: Any) -> Iterator[str]:
             yield from (id for (id,) in sql.execute("SELECT id FROM jobs WHERE key = ?", (at,)))
         case "options":
             yield from (id for (id,) in sql.execute("SELECT id FROM jobs WHERE options = ?", (at,)))
+        case "steps":
+            yield "stepped"
         case "dependencies":
             yield from (id for (id,) in sql.execute("SELECT parent FROM dependencies WHERE key = ?", (at,)))
         case _:
@@ -205,7 +216,7 @@ _REPLACED: Final = (
 
 async def _harm_keys(storage: ValkeyStorage, queue: str, luck: random.Random) -> set[str]:
     calls = storage._calls
-    match luck.randrange(11):
+    match luck.randrange(12):
         case 0 | 1 | 2 | 3:
             part = luck.choice(_OF_JOBS)
         case 4:
@@ -224,6 +235,8 @@ async def _harm_keys(storage: ValkeyStorage, queue: str, luck: random.Random) ->
         case 9:
             await _harm_log(storage, queue, luck)
             return set()
+        case 10:
+            return await _harm_steps(storage, queue, luck)
         case _:
             key = calls.keys.part(queue, "meta")
             await calls.plain(key, "DEL", key)
@@ -258,6 +271,17 @@ async def _harm_dependencies(storage: ValkeyStorage, queue: str, luck: random.Ra
     at = luck.randrange(0, len(rows), 2)
     await storage._calls.plain(key, "HSET", key, rows[at], spoiled(rows[at + 1], rows[1::2], luck))
     return {parent}
+
+
+async def _harm_steps(storage: ValkeyStorage, queue: str, luck: random.Random) -> set[str]:
+    key = storage._calls.keys.part(queue, luck.choice(("steps:stepped", "step_results:stepped")))
+    if luck.random() < 0.2 or await storage._calls.plain(key, "TYPE", key) != b"hash":
+        await storage._calls.plain(key, "SET", key, luck.randbytes(9))
+        return {"stepped"}
+    rows = await storage._calls.plain(key, "HGETALL", key)
+    at = luck.randrange(0, len(rows), 2)
+    await storage._calls.plain(key, "HSET", key, rows[at], spoiled(rows[at + 1], rows[1::2], luck))
+    return {"stepped"}
 
 
 async def _harm_log(storage: ValkeyStorage, queue: str, luck: random.Random) -> None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
 from penstock.core.flow import Node, link_nodes
-from penstock.core.job import Dedup, Dependency, Extras
+from penstock.core.job import Dedup, Dependency, Extras, Lease
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
-from penstock.core.outcome import Complete
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
+from penstock.core.step import NewStep
 from penstock.errors import StorageDamaged
-from penstock.storage.values import Query, Take
-from tests.contract.damage import PARTS, harm, harm_events, harm_limit
-from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench, redispatch
+from penstock.storage.values import Query, Settlement, Take
+from tests.contract.damage import PARTS, harm, harm_events, harm_limit, spoil_step
+from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, redispatch
 
 HEALTHY = [f"healthy-{n}" for n in range(20)]
+AFTER_STEPS: dict[State, Outcome] = {
+    State.WAITING: Release(),
+    State.SCHEDULED: Snooze(MINUTE_MS),
+    State.BLOCKED: Suspend("go"),
+    State.COMPLETED: Complete(),
+    State.FAILED: Fail(BOOM, final=True),
+    State.CANCELLED: Cancel(),
+}
+RESULTS = {"charge": b"1", "load": b"z" * 5000}
 
 
 async def complete_all(bench: Bench) -> list[str]:
@@ -31,10 +43,26 @@ async def complete_all(bench: Bench) -> list[str]:
 async def bring_with(bench: Bench, part: str, state: State = State.WAITING) -> None:
     """A job, named ``bad``, that has this part."""
     fields = {"extras": Extras(group="g", stage="later")} if part == "extras" else {}
-    await bench.bring(state, "bad", **fields)
+    if not part.endswith(("steps", "step")):
+        await bench.bring(state, "bad", **fields)
+        return
+    await bench.put("bad")
+    lease = await bench.claim()
+    await record_steps(bench, lease)
+    if state is not State.ACTIVE:
+        await bench.settle(lease, Release())
 
 
-@pytest.mark.parametrize("part", ["record", "options"])
+async def record_steps(bench: Bench, lease: Lease) -> None:
+    """A step with a small result, and one with a large one."""
+    steps = [
+        NewStep(lease.id, lease.token, name, result=result, arguments=b"digest", failures=1, failure=BOOM)
+        for name, result in RESULTS.items()
+    ]
+    assert await bench.storage.record_steps(bench.queue, steps) == ["recorded"] * 2
+
+
+@pytest.mark.parametrize("part", ["record", "options", "steps"])
 async def test_twenty_healthy_jobs_run_beside_a_damaged_one(bench: Bench, part: str) -> None:
     await bring_with(bench, part)
     await bench.put_all([bench.new(id) for id in HEALTHY])
@@ -74,7 +102,8 @@ async def test_a_sweep_rescues_all_jobs_but_the_damaged_one_and_logs_it(bench: B
 
     swept = await bench.storage.sweep(bench.queue)
 
-    if part != "failure":  # A sweep does not look at the last failure of a job it puts back.
+    # A sweep does not read the last failure and the steps of a job that it puts back.
+    if part not in ("failure", "steps", "large step"):
         assert swept.damaged == 1
         assert await bench.state("bad") is State.FAILED
     assert swept.rescued >= 20
@@ -188,10 +217,98 @@ async def test_a_listener_of_the_rerun_is_notified(bench: Bench, part: str) -> N
     assert news.failure.type == "Damaged"
 
 
-@pytest.mark.parametrize("part", ["record", "options"])
+@pytest.mark.parametrize("part", ["steps", "large step"])
+async def test_check_counts_a_damaged_step_and_repair_puts_its_job_aside(bench: Bench, part: str) -> None:
+    await bring_with(bench, part)
+    await harm(bench.storage, bench.queue, "bad", part)
+
+    found = await bench.storage.check(bench.queue)
+    mended = await bench.storage.check(bench.queue, repair=True)
+
+    assert found.problems == mended.problems == {"damaged_jobs": 1}
+    assert not (await bench.storage.check(bench.queue)).problems
+    bad = await bench.job("bad")
+    assert (bad.state, bad.failure and bad.failure.type) == (State.FAILED, "Damaged")
+
+
+@pytest.mark.parametrize("part", ["steps", "large step"])
+async def test_steps_that_cannot_be_read_are_an_error_with_a_remedy(bench: Bench, part: str) -> None:
+    await bring_with(bench, part)
+    await harm(bench.storage, bench.queue, "bad", part)
+
+    with pytest.raises(StorageDamaged, match=r"step of job 'bad' cannot be read.*doctor --repair"):
+        await bench.storage.steps(bench.queue, "bad", names=list(RESULTS))
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_check_finds_the_steps_that_cannot_be_read(bench: Bench, seed: int) -> None:
+    await bring_with(bench, "steps")
+    await spoil_step(bench.storage, bench.queue, "bad", random.Random(seed))
+
+    found = await bench.storage.check(bench.queue)
+
+    try:
+        await bench.storage.steps(bench.queue, "bad", names=list(RESULTS))
+        assert not found.problems
+    except StorageDamaged:
+        assert found.problems == {"damaged_jobs": 1}
+    await bench.storage.check(bench.queue, repair=True)
+    assert not (await bench.storage.check(bench.queue)).problems
+    await bench.storage.steps(bench.queue, "bad", names=list(RESULTS))
+
+
+async def test_a_job_with_a_damaged_step_keeps_the_others(bench: Bench) -> None:
+    await bring_with(bench, "steps")
+    await harm(bench.storage, bench.queue, "bad", "large step")
+    assert (await bench.storage.check(bench.queue, repair=True)).problems == {"damaged_jobs": 1}
+    bad = await bench.job("bad")
+    assert bad.failure
+    assert "the result of step load is missing" in bad.failure.message
+    assert bad.damaged is not None
+    assert b"load" in msgspec.msgpack.decode(bad.damaged)["steps"]
+
+    assert await bench.storage.retry(bench.queue, ["bad"]) == ["retried"]
+
+    lease = await bench.claim()
+    assert lease.steps is not None
+    assert [(step.name, step.result) for step in lease.steps] == [("charge", b"1")]
+
+
+async def test_a_job_whose_extras_are_damaged_keeps_its_steps(bench: Bench) -> None:
+    await bring_with(bench, "steps")
+    await harm(bench.storage, bench.queue, "bad", "extras")
+    assert await bench.claim_all() == []
+    assert not (await bench.storage.check(bench.queue)).problems
+
+    await bench.storage.retry(bench.queue, ["bad"])
+
+    lease = await bench.claim()
+    assert [step.name for step in lease.steps or ()] == list(RESULTS)
+
+
+async def test_a_damaged_step_is_not_copied(bench: Bench) -> None:
+    await bring_with(bench, "steps")
+    lease = await bench.claim()
+    await bench.storage.record_steps(bench.queue, [NewStep("bad", lease.token, "last")])
+    await bench.settle(lease, Release())
+    await bench.put("fork", delay_ms=MINUTE_MS)
+    await harm(bench.storage, bench.queue, "bad", "large step")
+
+    with pytest.raises(StorageDamaged, match="doctor --repair"):
+        await bench.storage.copy_steps(bench.queue, "bad", "fork", before="last")
+
+    assert await bench.storage.steps(bench.queue, "fork") == []
+
+
+@pytest.mark.parametrize("part", ["record", "options", "steps"])
 @pytest.mark.parametrize("state", [one for one in State if one is not State.ACTIVE])
 async def test_remove_gets_rid_of_it(bench: Bench, state: State, part: str) -> None:
-    await bench.bring(state, "bad")
+    if part == "steps":
+        await bring_with(bench, part, State.ACTIVE)
+        job = await bench.job("bad")
+        await bench.storage.settle(bench.queue, [Settlement("bad", job.token, AFTER_STEPS[state])])
+    else:
+        await bench.bring(state, "bad")
     await harm(bench.storage, bench.queue, "bad", part)
 
     assert await bench.storage.remove(bench.queue, ["bad"]) == ["removed"]

@@ -6,7 +6,7 @@ record says how it ended. A completed or failed record never changes, and the st
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ StepStatus = Literal["completed", "failed", "retrying", "waiting", "started"]
 """``completed`` and ``failed`` are final. ``retrying``: it failed and runs again. ``waiting``: for a time or a signal.
 ``started``: it is running, in a job whose worker has died before."""
 
+STATUSES: Final[frozenset[str]] = frozenset(get_args(StepStatus))
 FINAL: Final[frozenset[StepStatus]] = frozenset({"completed", "failed"})
 
 MOST_STEPS: Final = 10_000
@@ -29,6 +30,8 @@ TRAVELLING_RESULT: Final = 1024
 """A larger result does not travel with a claim."""
 TRAVELLING_STEPS: Final = 1000
 """The records of a job with more steps do not travel with a claim."""
+
+_BEYOND: Final = 2**53
 
 
 class NewStep(msgspec.Struct, frozen=True):
@@ -103,8 +106,15 @@ class StepBody(msgspec.Struct, frozen=True, array_like=True):
         until_ms: int,
         large: bytes | None = None,
     ) -> Step:
-        """Return the step with this body. ``large`` is the result that is stored beside it."""
+        """Return the step with this body. ``large`` is the result that is stored beside it.
+
+        Raise ``ValueError`` if the record is damaged.
+        """
         result = self.result if large is None else large
+        if status not in STATUSES or (result is not None and len(result) != self.size):
+            raise ValueError("the status is unknown, or the result is not whole")
+        if not (0 <= number < _BEYOND and 0 <= at_ms < _BEYOND and 0 <= until_ms < _BEYOND):
+            raise ValueError("a number is out of range")
         return Step(
             name,
             status,

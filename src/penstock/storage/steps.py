@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.core.lifecycle import CopyStepsAnswer, ResetAnswer, StepAnswer
 from penstock.core.step import NewStep, Step
+from penstock.errors import StorageDamaged
 
 
 class StepVerbs(Protocol):
@@ -23,7 +24,7 @@ class StepVerbs(Protocol):
 
     async def steps(self, queue: str, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
         """Return the recorded steps of a job in their order, or those of ``names``, which then have large results
-        too."""
+        too. Raise ``StorageDamaged`` if one cannot be read."""
 
     async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
         """Forget a step of a job that is not active, so that the next run runs it again."""
@@ -33,3 +34,11 @@ class StepVerbs(Protocol):
 
         The other job must not be active. Steps that it has already stay as they are.
         """
+
+
+def unreadable_step(queue: str, id: str) -> StorageDamaged:
+    """Return the error to raise for a job with a step that cannot be read."""
+    return StorageDamaged(
+        f"queue {queue!r}: a step of job {id!r} cannot be read. Run `penstock doctor --repair`, which puts the job "
+        "aside as failed (Damaged)"
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.job import Extras, NewJob
-from penstock.core.lifecycle import State
+from penstock.core.job import Extras, Lease, NewJob
+from penstock.core.lifecycle import State, StepAnswer
 from penstock.core.outcome import Complete
+from penstock.core.step import NewStep
 from penstock.errors import StorageDamaged, StorageVersion
 from penstock.storage.valkey.engine import ValkeyStorage
 from tests.contract.damage import harm
@@ -123,3 +124,63 @@ async def test_a_key_of_another_type_is_named_and_mended_by_repair(
     await storage.check(bench.queue, repair=True)
 
     assert len(await bench.claim_all()) == 20
+
+
+@pytest.mark.parametrize("part", ["steps", "step_results"])
+async def test_a_key_of_another_type_in_place_of_recorded_steps_puts_their_job_aside(
+    bench: Bench, storage: ValkeyStorage, part: str
+) -> None:
+    await bench.put("bad")
+    lease = await bench.claim()
+    await record(bench, lease, "load", b"z" * 5000)
+    await bench.put_all([bench.new(f"job-{n}") for n in range(20)])
+    await put_text(storage, f"{part}:bad")
+
+    assert (await storage.check(bench.queue)).problems == {"damaged_jobs": 1}
+    assert await record(bench, lease, "other", b"z" * 5000) == ["lost"]
+
+    assert await bench.state("bad") is State.FAILED
+    assert len(await bench.claim_all()) == 20
+    assert not (await storage.check(bench.queue)).problems
+
+
+@pytest.mark.parametrize("part", ["annex", "active", "events"])
+async def test_recording_steps_checks_the_keys_that_it_writes_before_the_first_write(
+    bench: Bench, storage: ValkeyStorage, part: str
+) -> None:
+    for id in ("first", "second"):
+        await bench.put(id)
+    first, second = await bench.claim_all()
+    await record(bench, first, "load", b"1")  # In this second, no other call checks all keys.
+    await put_text(storage, part)
+
+    with pytest.raises(StorageDamaged, match=f"{part} is not a .*Nothing was written"):
+        await record(bench, second, "load", b"1")
+    assert await storage.steps(bench.queue, "second") == []
+
+
+async def test_a_damaged_job_beside_others_does_not_leave_half_of_a_call(
+    bench: Bench, storage: ValkeyStorage
+) -> None:
+    for id in ("good", "bad"):
+        await bench.put(id)
+    leases = await bench.claim_all()
+    await harm(storage, bench.queue, "bad", "options")
+    await bench.events()
+
+    steps = [NewStep(lease.id, lease.token, "load", result=b"1") for lease in leases]
+    assert await storage.record_steps(bench.queue, steps) == ["recorded", "lost"]
+
+    assert [event.id for event in await bench.events() if event.type == "recorded"] == ["good"]
+
+
+async def record(bench: Bench, lease: Lease, name: str, result: bytes) -> list[StepAnswer]:
+    steps = [NewStep(lease.id, lease.token, name, result=result)]
+    return await bench.storage.record_steps(bench.queue, steps)
+
+
+async def put_text(storage: ValkeyStorage, part: str) -> None:
+    """Put a string in the place of a key of the queue."""
+    key = storage._calls.keys.part("q", part)
+    await storage._calls.plain(key, "DEL", key)
+    await storage._calls.plain(key, "SET", key, "what is this")

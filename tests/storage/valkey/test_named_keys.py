@@ -11,9 +11,12 @@ from penstock.core.job import Dependency, Extras
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, Rate
 from penstock.core.outcome import Complete, Fail
+from penstock.core.step import NewStep
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.values import Report
 from tests.contract.factories import BOOM, Bench
+
+LARGE = b"z" * 5000
 
 
 @pytest.fixture
@@ -95,6 +98,43 @@ async def use(bench: Bench) -> None:
     assert (await bench.job()).extras.usage == {"usd": 5}  # type: ignore[union-attr]
 
 
+async def record_a_step(bench: Bench) -> None:
+    await record(bench, "steps:job", b"1")
+
+
+async def record_a_large_result(bench: Bench) -> None:
+    await record(bench, "step_results:job", LARGE)
+
+
+async def record(bench: Bench, part: str, result: bytes) -> None:
+    lease = await bench.bring(State.ACTIVE)
+    assert lease is not None
+    await plant(bench, part)
+    steps = [NewStep("job", lease.token, "load", result=result)]
+    assert await bench.storage.record_steps(bench.queue, steps) == ["recorded"]
+    assert [step.result for step in await bench.storage.steps(bench.queue, "job", names=["load"])] == [result]
+    assert [event.type for event in await bench.events()].count("recorded") == 1
+
+
+async def copy_a_step(bench: Bench) -> None:
+    await copy(bench, "steps:fork")
+
+
+async def copy_a_large_result(bench: Bench) -> None:
+    await copy(bench, "step_results:fork")
+
+
+async def copy(bench: Bench, part: str) -> None:
+    lease = await bench.bring(State.ACTIVE)
+    assert lease is not None
+    steps = [NewStep("job", lease.token, "load", result=LARGE), NewStep("job", lease.token, "tell")]
+    await bench.storage.record_steps(bench.queue, steps)
+    await bench.put("fork")
+    await plant(bench, part)
+    assert await bench.storage.copy_steps(bench.queue, "job", "fork", before="tell") == "copied"
+    assert [step.result for step in await bench.storage.steps(bench.queue, "fork", names=["load"])] == [LARGE]
+
+
 async def tell(bench: Bench) -> None:
     await bench.put(notify="ear")
     await plant(bench, "news:ear")
@@ -114,6 +154,10 @@ async def tell(bench: Bench) -> None:
         depend,
         have_dependents,
         use,
+        record_a_step,
+        record_a_large_result,
+        copy_a_step,
+        copy_a_large_result,
         tell,
     ],
 )

@@ -5,14 +5,16 @@ This runs only after a call could not read its records, or when ``check`` reads 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.job import DEFAULT_OPTIONS, Dependent
+from penstock.core.job import DEFAULT_OPTIONS, Dependent, Extras, pack_extras
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import DAMAGED, damaged_failure
+from penstock.core.step import unpack_body
 from penstock.storage.bounds import DAMAGED_KEPT_MS, MINUTE_MS
 from penstock.storage.sqlite import flows, schedules, statements
 from penstock.storage.sqlite.queuerow import any_text
@@ -20,6 +22,7 @@ from penstock.storage.sqlite.records import (
     FAILED,
     SCHEDULED,
     STATES,
+    UNREADABLE,
     Record,
     as_extras,
     pack_failure,
@@ -79,7 +82,7 @@ def walk(unit: Unit) -> Iterator[list[Damaged]]:
         if not rows:
             return
         after = rows[-1][1]
-        yield _examined(rows)
+        yield _examined(unit, rows)
 
 
 def recent(unit: Unit) -> int:
@@ -97,12 +100,16 @@ def has_unknown_states(unit: Unit) -> bool:
 def _damaged(unit: Unit, statement: str, values: Any) -> list[Damaged]:
     with any_text(unit.sql):
         rows = unit.sql.execute(_sql[statement], values).fetchall()
-    return _examined(rows)
+    return _examined(unit, rows)
 
 
-def _examined(rows: Iterable[Sequence[Any]]) -> list[Damaged]:
-    candidates = (Damaged(Record(*row), not lacks_payload, "") for lacks_payload, *row in rows)
-    return [candidate._replace(why=why) for candidate in candidates if (why := _problem(candidate))]
+def _examined(unit: Unit, rows: Iterable[Sequence[Any]]) -> list[Damaged]:
+    candidates = [Damaged(Record(*row), not lacks_payload, "") for lacks_payload, *row in rows]
+    steps = _damaged_steps(
+        unit, [one.record.key for one in candidates if one.record.packed_extras is not None]
+    )
+    whys = (_problem(one) or next(iter(steps.get(one.record.key, {}).values()), "") for one in candidates)
+    return [one._replace(why=why) for one, why in zip(candidates, whys, strict=True) if why]
 
 
 def _problem(damaged: Damaged) -> str:
@@ -139,9 +146,55 @@ def _undecodable(record: Record) -> str:
     ):
         try:
             decode()
-        except (ValueError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             return f"{name} cannot be decoded ({type(error).__name__})"
     return ""
+
+
+def _damaged_steps(unit: Unit, keys: Sequence[int]) -> dict[int, dict[bytes, str]]:
+    """Return why steps of these jobs cannot be read, by the keys of the jobs and the names of the steps."""
+    found: defaultdict[int, dict[bytes, str]] = defaultdict(dict)
+    if keys:
+        with any_text(unit.sql):
+            for job, *values in unit.sql.execute(_sql["steps_of"], (_json.encode(keys).decode(),)):
+                stored = _StoredStep(*values)
+                if why := _step_problem(stored):
+                    found[job][stored.name] = why
+    return found
+
+
+class _StoredStep(NamedTuple):
+    """A step as it is stored, with the size of its large result."""
+
+    name: bytes
+    number: int
+    status: Any
+    at_ms: int
+    until_ms: int
+    body: bytes
+    large: int | None
+
+
+def _step_problem(stored: _StoredStep) -> str:
+    try:
+        name = stored.name.decode()
+    except UnicodeDecodeError:
+        return "the name of a step is not UTF-8"
+    try:
+        step = unpack_body(stored.body).step(
+            name, status=stored.status, number=stored.number, at_ms=stored.at_ms, until_ms=stored.until_ms
+        )
+    except UNREADABLE:
+        return f"step {name} cannot be decoded"
+    is_whole = step.result is not None or step.size == stored.large
+    return "" if is_whole else f"the result of step {name} is missing"
+
+
+def _take_damaged_steps(unit: Unit, key: int) -> dict[str, bytes]:
+    """Remove the steps of a job that cannot be read. Return their bytes, to be kept with the job."""
+    names = _damaged_steps(unit, [key]).get(key, {})
+    taken = {name: unit.sql.execute(_sql["take_step"], (key, name)).fetchone() for name in names}
+    return {"steps": _pack(taken)} if taken else {}
 
 
 def _is_text(value: Any) -> bool:
@@ -152,11 +205,12 @@ def _is_text(value: Any) -> bool:
 
 def quarantine(unit: Unit, damaged: Damaged, *, alone: bool = False) -> None:
     """Fail the job, keep its stored values, and free what it holds. With ``alone``, notify no other job."""
-    original = _pack({_KEPT_AS.get(name, name): _raw(getattr(damaged.record, name)) for name in _COLUMNS})
+    kept = {_KEPT_AS.get(name, name): _raw(getattr(damaged.record, name)) for name in _COLUMNS}
+    original = _pack(kept | _take_damaged_steps(unit, damaged.record.key))
     record, is_whole = _salvaged(unit, damaged)
     failure = damaged_failure(damaged.why)
     if alone:
-        record.extras, record.group_role = None, ""
+        record.extras, record.group_role = _extras_of_steps(unit, record.key), ""
     unit.meet(record)
     record.failure = pack_failure(failure)
     finish(unit, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
@@ -171,7 +225,7 @@ def _tell_of_rerun(unit: Unit, damaged: Record, record: Record) -> None:
     """Notify those who wait for the rerun of a job, if its slot can be read, because there will be none."""
     try:
         slot = damaged.slot
-    except (ValueError, TypeError):
+    except UNREADABLE:
         return
     if slot is not None:
         unit.tell(record, state=FAILED, also=slot.listeners)
@@ -189,8 +243,10 @@ def _salvaged(unit: Unit, damaged: Damaged) -> tuple[Record, bool]:
         values[name] = _raw(values[name]).decode("utf-8", "replace")
     values |= {name: 0 for name in _COUNTS if not 0 <= values[name] < _MOST}
     extras, is_whole = _extras(record)
+    if not is_whole:
+        extras = _extras_of_steps(unit, record.key)
     values |= {
-        "packed_extras": record.packed_extras if extras else None,
+        "packed_extras": None if extras is None else pack_extras(extras),
         "binds": int(extras is not None and extras.binds),
     }
     values |= {"rerun": None, "failure": None, "payload": None if damaged.has_payload else b""}
@@ -209,18 +265,23 @@ def _salvaged(unit: Unit, damaged: Damaged) -> tuple[Record, bool]:
     return clean, is_whole
 
 
-def _extras(record: Record) -> tuple[Any, bool]:
+def _extras(record: Record) -> tuple[Extras | None, bool]:
     try:
         return as_extras(record.packed_extras), True
-    except (ValueError, TypeError, RecursionError):
+    except UNREADABLE:
         return None, False
+
+
+def _extras_of_steps(unit: Unit, key: int) -> Extras | None:
+    """Return the extras of a job of which only the steps are known: a retry must not run them again."""
+    return Extras(has_steps=True) if unit.sql.execute(_sql["has_steps"], (key,)).fetchone() else None
 
 
 def _options(unit: Unit, record: Record) -> tuple[int, bytes]:
     """Return the options or the defaults, with a ttl that leaves people time to look at the job."""
     try:
         options = unpack_options(record.packed_options)
-    except (ValueError, TypeError):
+    except UNREADABLE:
         options = DEFAULT_OPTIONS
     return unit.intern(
         msgspec.structs.replace(options, failure_ttl_ms=max(options.failure_ttl_ms, DAMAGED_KEPT_MS))
@@ -242,7 +303,6 @@ def _free(unit: Unit, record: Record, *, alone: bool) -> None:
     unit.sql.execute(_sql["leave_lines"], (queue, id_))
     unit.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))
     unit.sql.execute(_sql["forget_signals"], (record.key,))
-    unit.sql.execute(_sql["forget_steps"], (record.key,))
     schedules.last_ended(unit, id_)
     rows = unit.sql.execute(_sql["dependents_of"], (unit.namespace, unit.queue.name, id_)).fetchall()
     end = End(unit.queue.name, id_, "failed", None, unpack_failure(record.failure))

@@ -45,6 +45,10 @@ pack_failure: Final = msgspec.msgpack.Encoder().encode
 _failures: Final = msgspec.msgpack.Decoder(Failure)
 
 
+UNREADABLE: Final = (ValueError, TypeError, RecursionError)
+"""The errors of decoding a damaged value."""
+
+
 class Unreadable(Exception):
     """Stored values contradict each other. ``repair`` finds out why."""
 

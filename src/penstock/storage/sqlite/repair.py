@@ -32,7 +32,7 @@ from penstock.storage.sqlite.damage import (
 from penstock.storage.sqlite.eventlog import check_log
 from penstock.storage.sqlite.links import deliver
 from penstock.storage.sqlite.queuerow import any_text
-from penstock.storage.sqlite.records import COMPLETED, FAILED, Record, unpack_failure
+from penstock.storage.sqlite.records import COMPLETED, FAILED, UNREADABLE, Record, unpack_failure
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Checked
@@ -286,7 +286,7 @@ def _can(read: Callable[[Any], object], value: Any) -> bool:
     """Return whether a value can be read."""
     try:
         read(value)
-    except (ValueError, TypeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
 

@@ -23,8 +23,9 @@ from penstock.core.step import (
 )
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
-from penstock.storage.sqlite.records import ACTIVE, Record, as_extras, unpack_options
+from penstock.storage.sqlite.records import ACTIVE, UNREADABLE, Record, as_extras, unpack_options
 from penstock.storage.sqlite.unit import Unit
+from penstock.storage.steps import unreadable_step
 
 _RECORDED = EventType.RECORDED.value
 _CHANGED = EventType.CHANGED.value
@@ -152,13 +153,21 @@ def travelling_steps(unit: Unit, key: int) -> tuple[Step, ...] | None:
 def steps(view: View, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
     """Return the recorded steps of a job, or those of ``names``, with their large results."""
     queue = view.queue.key
-    if names is None:
-        return list(_steps(view.sql.execute(_sql["all"], (queue, id))))
-    return list(_steps(view.sql.execute(_sql["named"], (_json.encode(names).decode(), queue, id))))
+    try:
+        if names is None:
+            return list(_steps(view.sql.execute(_sql["all"], (queue, id))))
+        found = list(_steps(view.sql.execute(_sql["named"], (_json.encode(names).decode(), queue, id))))
+    except UNREADABLE:
+        raise unreadable_step(view.name, id) from None
+    if any(step.result is None for step in found):
+        raise unreadable_step(view.name, id)
+    return found
 
 
 def _steps(rows: Iterable[tuple[Any, ...]]) -> Iterable[Step]:
     for name, number, status, at_ms, until_ms, body, *large in rows:
+        if not name.isascii():
+            name.encode()  # Raises for a name that was not UTF-8.
         yield unpack_body(body).step(
             name,
             status=status,
@@ -195,6 +204,7 @@ def copy_steps(unit: Unit, id: str, to: str, *, before: str) -> CopyStepsAnswer:
     if first is None:
         return "unknown_step"
     rows = unit.sql.execute(_sql["earlier"], (source.key, first)).fetchall()
+    _check(unit.queue.name, id, rows)
     unit.sql.executemany(
         _sql["copy"],
         [
@@ -208,6 +218,16 @@ def copy_steps(unit: Unit, id: str, to: str, *, before: str) -> CopyStepsAnswer:
     unit.note(_CHANGED, target, run=target.runs, data=data)
     unit.save([target])
     return "copied"
+
+
+def _check(queue: str, id: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Raise ``StorageDamaged`` if a step that is to be copied cannot be read: without it, it would run again."""
+    try:
+        steps = list(_steps((name, 0, *rest) for name, *rest in rows))
+    except UNREADABLE:
+        raise unreadable_step(queue, id) from None
+    if any(step.result is None for step in steps):
+        raise unreadable_step(queue, id)
 
 
 def step_data(name: str) -> str:

@@ -64,8 +64,8 @@ class Keys:
 
 SHARED: Final = (
     "parts", "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records",
-    "groups", "admission", "usage", "slot", "deps", "flows", "signals", "steps", "holds", "dedup", "schedulers",
-    "links", "memo", "line", "shortcut", "intake", "take", "walk", "typecheck", "guard",
+    "groups", "admission", "usage", "slot", "deps", "flows", "signals", "steps", "step_damage", "holds", "dedup",
+    "schedulers", "links", "memo", "line", "shortcut", "intake", "take", "walk", "typecheck", "guard",
 )  # fmt: skip
 
 _HEADER: Final = """#!lua name={name}

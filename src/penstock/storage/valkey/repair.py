@@ -31,7 +31,8 @@ _ENTRIES: Final = 500
 _GLOB: Final = re.compile(rb"[\\*?\[\]^]")
 _NAMED: Final = {
     b"log": b"list", b"signals": b"list", b"dependents": b"list", b"starts": b"list", b"news": b"list",
-    b"deps": b"hash", b"usage": b"hash", b"group": b"zset", b"held": b"zset", b"error": b"zset",
+    b"deps": b"hash", b"usage": b"hash", b"steps": b"hash", b"step_results": b"hash",
+    b"group": b"zset", b"held": b"zset", b"error": b"zset",
 }  # fmt: skip
 """The types of keys named after a job, a group, a consumer, an error class or a listener."""
 

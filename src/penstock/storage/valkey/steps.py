@@ -19,8 +19,11 @@ from penstock.core.step import (
     pack_body,
     unpack_body,
 )
-from penstock.storage.valkey.calls import Calls
+from penstock.errors import StorageError
+from penstock.storage.steps import unreadable_step
+from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.commands import Arg
+from penstock.storage.valkey.jobs import UNREADABLE
 
 _STATUSES: Final[dict[int, StepStatus]] = {
     ord("c"): "completed",
@@ -68,10 +71,18 @@ class Steps:
     async def steps(self, queue: str, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
         if names is not None and not names:
             return []
-        reply = await self._calls.call(queue, "steps", id, *(names or ()))
-        if names is None:
-            return in_order(map(_step, reply[::2], reply[1::2]))
-        return in_order(map(_step, reply[::3], reply[1::3], reply[2::3]))
+        try:
+            reply = await self._calls.call(queue, "steps", id, *(names or ()))
+            if names is None:
+                return in_order(map(_step, reply[::2], reply[1::2]))
+            found = in_order(map(_step, reply[::3], reply[1::3], reply[2::3]))
+        except UNREADABLE:
+            raise unreadable_step(queue, id) from None
+        except Refused as error:
+            raise _damage(queue, error) from None
+        if any(step.result is None for step in found):
+            raise unreadable_step(queue, id)
+        return found
 
     async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
         data = _encode_json({"step": name})
@@ -79,7 +90,15 @@ class Steps:
 
     async def copy_steps(self, queue: str, id: str, to: str, *, before: str) -> CopyStepsAnswer:
         args = (id, to, before, _encode_json({"of": id})[1:-1])
-        return _COPIED[await self._calls.call_once(queue, "copy_steps", args)]
+        try:
+            return _COPIED[await self._calls.call_once(queue, "copy_steps", args)]
+        except Refused as error:
+            raise _damage(queue, error) from None
+
+
+def _damage(queue: str, error: Refused) -> StorageError:
+    """Return the error to raise: a refusal names the job whose steps cannot be read."""
+    return unreadable_step(queue, error.text) if error.code == "STEP" else error
 
 
 def _arguments(step: NewStep) -> tuple[Arg, ...]:

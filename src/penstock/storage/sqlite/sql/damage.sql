@@ -50,8 +50,15 @@ DELETE FROM dedup WHERE queue = ? AND id = ? AND incarnation = ? AND expires_at 
 -- name: forget_signals
 DELETE FROM signals WHERE job = ?
 
--- name: forget_steps
-DELETE FROM steps WHERE job = ?
+-- name: has_steps
+SELECT 1 FROM steps WHERE job = ? LIMIT 1
+
+-- name: steps_of
+SELECT job, CAST(name AS BLOB), number, status, at_ms, until_ms, body, length(result) FROM steps
+WHERE job IN (SELECT value FROM json_each(?))
+
+-- name: take_step
+DELETE FROM steps WHERE job = ? AND CAST(name AS BLOB) = ? RETURNING body, result
 
 -- name: limits
 SELECT key, value FROM limits WHERE queue = ?

@@ -19,13 +19,29 @@ local function count_before(steps, name)
   end
 end
 
+-- Check everything that can fail before the first write. Return the number of steps to copy.
+local function check(source, target, steps, before)
+  for _, id in ipairs({ source.id, target.id }) do
+    call('HLEN', Steps.key(id))
+    call('HLEN', Steps.results_key(id))
+  end
+  local count = count_before(steps, before)
+  for i = 1, count or 0 do
+    -- A job without the step would run it again.
+    if Steps.problem(source.id, steps[i][1], steps[i][2]) then refuse('STEP', source.id) end
+  end
+  extras_of(target)
+  return count
+end
+
 local function copy(source, target, before, data)
   if not source or not target then return '-' end
   if target.state == 'a' then return 'a' end
   local steps, key = steps_of(source.id), Steps.key(target.id)
-  local count = count_before(steps, before)
+  local count = check(source, target, steps, before)
   if not count then return 'u' end
-  call('HLEN', key) -- checks the type before the first write
+  local group, row = emit('changed', target)
+  put(group, row, 'data', '{"steps":' .. digits(count) .. ',' .. data .. '}')
   for i = 1, count do
     local name, stored = steps[i][1], steps[i][2]
     if call('HSETNX', key, name, sub(stored, 1, 1) .. pack('>I6', draw()) .. sub(stored, 8)) == 1 then
@@ -34,8 +50,6 @@ local function copy(source, target, before, data)
     end
   end
   if count > 0 then Steps.mark(target) end
-  local group, row = emit('changed', target)
-  put(group, row, 'data', '{"steps":' .. digits(count) .. ',' .. data .. '}')
   return 'c'
 end
 

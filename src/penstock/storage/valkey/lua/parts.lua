@@ -30,5 +30,6 @@ Parts.SIZES = { hash = 'HLEN', zset = 'ZCARD', list = 'LLEN', set = 'SCARD', str
 Parts.ADDED = { zsets = {}, 'wake' } -- they write the line first
 Parts.ADDED_MANY = { zsets = { 'waiting', 'expiring' }, 'waiters', 'wake' }
 Parts.TAKEN = { zsets = { 'waiting', 'scheduled', 'active' }, 'jobs', 'state', 'line', 'wake' }
+Parts.RECORDED = { zsets = { 'active' }, 'annex', 'wake' }
 Parts.SETTLED = { zsets = { 'active', 'completed' }, 'wake' }
 Parts.SETTLED_AND_TAKEN = { zsets = { 'waiting', 'scheduled', 'active', 'completed' }, 'jobs', 'line', 'wake' }

@@ -14,13 +14,7 @@ local BY_ID = { 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancel
   'held_completed', 'held_failed', 'held_cancelled', 'instants' }
 local SLOT_TYPES = { run_at = 'number', rule = 'string', run_id = 'string', write_id = 'string', listeners = 'table' }
 
-local function is_text(text)
-  for _, pattern in ipairs({ '[%z\1-\127]+', '[\194-\223][\128-\191]', '[\224-\239][\128-\191][\128-\191]',
-    '[\240-\244][\128-\191][\128-\191][\128-\191]' }) do
-    text = string.gsub(text, pattern, '')
-  end
-  return text == ''
-end
+local is_text = Steps.is_text
 
 local function must(condition, why)
   if not condition then error({ why = why }) end
@@ -133,6 +127,10 @@ local function examine_side_values(job)
     examine_slot(decode(slot))
   end
   if job.big_result then must(call('HEXISTS', K.results, job.id) == 1, 'the result is missing') end
+  if extras and extras.sp then
+    local problem = Steps.damage(job.id)
+    must(not problem, problem)
+  end
   if extras and extras.dp then examine_deps(job.id) end
   if extras and extras.dl then
     for _, packed in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)) do
@@ -227,6 +225,11 @@ local function salvaged(id, state, static)
   elseif whole then
     job.extras, job.has_links = job.packed_extras and decode(job.packed_extras) or {}, is_linked
   end
+  -- A retry must not run recorded steps again.
+  if call('SISMEMBER', K.stepped, id) == 1 then
+    job.extras = job.extras or {}
+    job.extras.sp, job.extras_moved, job.save_extras = true, true, true
+  end
   keep_long(job)
   return job, (whole or extras) and true or false
 end
@@ -305,9 +308,8 @@ local function free_by_id(id, failure)
   forget_dedup(id)
   free_schedulers(id)
   call('HDEL', K.received, id)
-  call('UNLINK', Steps.results_key(id))
   call('HDEL', K.annex, id)
-  for part, prefix in pairs({ signalled = ':signals:', stepped = ':steps:', parents = ':deps:', linked = ':dependents:' }) do
+  for part, prefix in pairs({ signalled = ':signals:', parents = ':deps:', linked = ':dependents:' }) do
     call('SREM', K[part], id)
     call('UNLINK', Q.prefix .. prefix .. id)
   end
@@ -352,6 +354,7 @@ end
 local function bury(id, state, static, why)
   local parts = { jobs = static or nil, state = state or nil }
   for _, part in ipairs({ 'annex', 'failures', 'rerun' }) do parts[part] = call('HGET', K[part], id) or nil end
+  parts.steps = Steps.take_damaged(id)
   local job, is_known = salvaged(id, state, static)
   leave_indexes(id, state)
   call('HDEL', K.rerun, id)
@@ -408,7 +411,7 @@ local function damaged_among(ids, why)
   local states, statics = read_many('HMGET', K.state, ids), read_many('HMGET', K.jobs, ids)
   local damaged = {}
   for i = 1, #ids do
-    local problem = (states[i] or statics[i]) and (why ~= '' and why or problem_of(ids[i], states[i], statics[i]))
+    local problem = (states[i] or statics[i]) and (problem_of(ids[i], states[i], statics[i]) or why ~= '' and why)
     if problem then damaged[#damaged + 1] = { ids[i], states[i], statics[i], problem } end
   end
   return damaged

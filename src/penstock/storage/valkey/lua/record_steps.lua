@@ -33,7 +33,20 @@ local function tail_of(tails, tail)
   return known
 end
 
--- Read the steps from the arguments, and what is stored of them and their jobs: before the first write.
+-- Read what is stored of a step: everything that can fail, before the first write.
+local function read_stored(step, steps, large)
+  local tail = sub(step.record, FLAGS_AT)
+  step.tail, step.place = steps.tails[tail] or tail_of(steps.tails, tail), step.id .. '\0' .. step.name
+  local stored = call('HGET', Steps.key(step.id), step.name) or nil
+  steps.known[step.place] = stored
+  if large ~= '' or stored and Steps.is_final(stored) then call('HLEN', Steps.results_key(step.id)) end
+  if step.tail.has_links or not step.is_marked then
+    load({ step.id })
+    extras_of(job_for(step.id))
+  end
+end
+
+-- Read the steps from the arguments, and what is stored of them and their jobs.
 local function read_steps(args)
   local steps, ids = { tails = {}, known = {} }, {}
   for at = 5, #args, EACH do ids[#ids + 1] = args[at] end
@@ -44,8 +57,8 @@ local function read_steps(args)
     local step = { id = ids[i], name = args[at + 2], at = at, status = status, delay_ms = delay_ms, run_ms = run_ms }
     if record and byte(record, 1) == ACTIVE and sub(record, 9, 14) == sub(args[at + 1], 1, 6) then
       step.record, step.token, step.size, step.replaces = record, token, size, replaces == 1
-      step.is_marked, step.place = marked[i] == 1, ids[i] .. '\0' .. step.name
-      steps.known[step.place] = call('HGET', Steps.key(step.id), step.name) or nil
+      step.is_marked = marked[i] == 1
+      read_stored(step, steps, args[at + 4])
     end
     steps[i] = step
   end
@@ -63,16 +76,13 @@ local function write(step, known, body, large)
   elseif stored and Steps.is_final(stored) then
     call('HDEL', Steps.results_key(id), step.name)
   end
-  if not step.is_marked then
-    load({ id })
-    Steps.mark(job_for(id))
-  end
+  if not step.is_marked then Steps.mark(job_for(id)) end
 end
 
 -- Begin the event of a step, without a table for its job unless that has links.
-local function begin_event(step, tail)
+local function begin_event(step)
+  local tail = step.tail
   if tail.has_links then
-    load({ step.id })
     local group, row = emit('recorded', job_for(step.id))
     put(group, row, 'w', tail.common.w)
     return group, row
@@ -87,8 +97,8 @@ local function begin_event(step, tail)
   return group, row
 end
 
-local function note(step, tail, args)
-  local group, row = begin_event(step, tail)
+local function note(step, args)
+  local group, row = begin_event(step)
   put(group, row, 'tok', step.token)
   put(group, row, 'ms', step.run_ms)
   put(group, row, 'size', step.size)
@@ -117,14 +127,14 @@ register('record_steps', function(keys, args)
   open(keys, Parts.HOT)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return memo end
+  Parts.check(Parts.RECORDED)
   local lease_ms, steps, letters = tonumber(args[4]), read_steps(args), {}
   for i = 1, #steps do
     local step = steps[i]
     letters[i] = step.record and answer_of(step, steps.known[step.place]) or 'l'
     if letters[i] == 'r' then
-      local tail = sub(step.record, FLAGS_AT)
       if step.status ~= 'u' then write(step, steps.known, args[step.at + 3], args[step.at + 4]) end
-      note(step, steps.tails[tail] or tail_of(steps.tails, tail), args)
+      note(step, args)
     end
   end
   if lease_ms > 0 then extend(steps, lease_ms) end
@@ -134,16 +144,23 @@ register('record_steps', function(keys, args)
   return reply
 end)
 
+-- Read a key of steps. This does not put the job aside: whoever asks for its steps could not tell that some are missing.
+local function read(id, command, ...)
+  local reply = redis.pcall(command, ...)
+  if type(reply) == 'table' and reply.err then refuse('STEP', id) end
+  return reply
+end
+
 register('steps', function(keys, args)
   open(keys)
   local id = args[1]
-  if #args == 1 then return call('HGETALL', Steps.key(id)) end
+  if #args == 1 then return read(id, 'HGETALL', Steps.key(id)) end
   local rows = {}
   for i = 2, #args do
-    local stored = call('HGET', Steps.key(id), args[i])
+    local stored = read(id, 'HGET', Steps.key(id), args[i])
     if stored then
       rows[#rows + 1], rows[#rows + 2] = args[i], stored
-      rows[#rows + 1] = call('HGET', Steps.results_key(id), args[i]) or ''
+      rows[#rows + 1] = read(id, 'HGET', Steps.results_key(id), args[i]) or ''
     end
   end
   return rows
@@ -152,10 +169,12 @@ end, READS)
 local function reset(job, name, data)
   if not job then return '-' end
   if job.state == 'a' then return 'a' end
-  if call('HDEL', Steps.key(job.id), name) == 0 then return 'u' end
-  call('HDEL', Steps.results_key(job.id), name)
+  if call('HEXISTS', Steps.key(job.id), name) == 0 then return 'u' end
+  call('HLEN', Steps.results_key(job.id)) -- checks the type before the first write
   local group, row = emit('changed', job)
   put(group, row, 'data', data)
+  call('HDEL', Steps.key(job.id), name)
+  call('HDEL', Steps.results_key(job.id), name)
   return 'r'
 end
 

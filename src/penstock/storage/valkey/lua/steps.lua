@@ -52,6 +52,7 @@ function Steps.forgive(job)
     if byte(fields[i + 1], 1) ~= COMPLETED then names[#names + 1] = fields[i] end
   end
   if not names[1] then return end
+  call('HLEN', Steps.results_key(job.id)) -- checks the type before the first write
   send('HDEL', Steps.key(job.id), names)
   send('HDEL', Steps.results_key(job.id), names)
 end
