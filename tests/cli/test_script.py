@@ -72,7 +72,7 @@ def test_commands_import_what_they_need(on_both: Shell) -> None:
         on_both.ok(*words, fresh=True)
 
 
-def test_ctrl_c_while_modules_are_imported_is_no_traceback(penstock: Shell) -> None:
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(penstock: Shell) -> None:
     (penstock.folder / "click.py").write_text("import signal\n\nsignal.raise_signal(signal.SIGINT)\n")
     path = f"{penstock.folder}{os.pathsep}{penstock.environment['PYTHONPATH']}"
 

@@ -38,11 +38,11 @@ def in_a_column(cause: Cause) -> str:
 def planted(on_both: Shell) -> Shell:
     """A store with a job for each cause."""
 
-    async def put_in() -> None:
+    async def plant_all() -> None:
         async with App(store_of(on_both)) as app:
             await plant(app)
 
-    asyncio.run(put_in())
+    asyncio.run(plant_all())
     return on_both
 
 
@@ -51,9 +51,9 @@ def test_why_names_each_cause_and_its_remedy(planted: Shell) -> None:
         text, remedy = planted.ok("why", cause.id).splitlines()
         assert all(words in text for words in cause.words), text
         assert cause.remedy in remedy
-    told = planted.json("why", "second")
-    assert (told["id"], told["queue"], told["state"]) == ("second", "capped", "waiting")
-    assert (told["kind"], told["jobs"], told["until"]) == ("queue limit", ["capped/first-of-queue"], None)
+    why = planted.json("why", "second")
+    assert (why["id"], why["queue"], why["state"]) == ("second", "capped", "waiting")
+    assert (why["kind"], why["jobs"], why["until"]) == ("queue limit", ["capped/first-of-queue"], None)
 
 
 def test_why_of_an_unknown_job_fails(on_both: Shell) -> None:
@@ -78,10 +78,10 @@ def test_show_and_list_name_each_cause(planted: Shell) -> None:
 
 def test_status_names_every_cause_in_a_queue(planted: Shell) -> None:
     rows = planted.json("status")["queues"]
-    told = {(row["queue"], cause["kind"]): cause for row in rows for cause in row["causes"]}
+    causes = {(row["queue"], cause["kind"]): cause for row in rows for cause in row["causes"]}
     for cause in CAUSES:
-        assert told[cause.queue, cause.kind]["job"] == cause.id
-        assert told[cause.queue, cause.kind]["count"] == 1
+        assert causes[cause.queue, cause.kind]["job"] == cause.id
+        assert causes[cause.queue, cause.kind]["count"] == 1
     text = planted.ok("status")
     assert "\npaused, 1 job: Queue paused has been paused since 20" in text
     assert "\ntimed/tomorrow: It is not due until 20" in text
@@ -173,8 +173,8 @@ async def test_a_staged_job_is_counted_and_says_how_to_get_rid_of_it(tmp_path: P
     shown = await run(shell.ok, "show", "a")
     assert "due " not in shown
     assert "run `penstock remove mail/a`." in shown
-    told = await run(shell.json, "show", "a")
-    assert (told["staged"], told["run_at"]) == (True, None)
+    job = await run(shell.json, "show", "a")
+    assert (job["staged"], job["run_at"]) == (True, None)
     assert "staged by a write" in await run(shell.refused, "promote", "a", code=4)
     assert await run(shell.ok, "remove", "a") == "a removed\n"
 

@@ -138,7 +138,7 @@ def test_a_worker_that_is_stopped_has_the_grace_it_was_started_with(
 
 
 @pytest.mark.usefixtures("stopped")
-def test_all_workers_are_told_to_stop_before_any_is_waited_for(penstock: Shell, tmp_path: Path) -> None:
+def test_stop_signals_all_workers_before_it_waits_for_any(penstock: Shell, tmp_path: Path) -> None:
     penstock.ok("worker", "start", "--count", "2", "-c", "1", "--grace", "2m")
     penstock.ok("enqueue", "-", input=f"{UNTIL_GO}\n" * 2)
     until(lambda: (tmp_path / "running").exists() and len((tmp_path / "running").read_text().split()) == 2)
@@ -146,7 +146,7 @@ def test_all_workers_are_told_to_stop_before_any_is_waited_for(penstock: Shell, 
 
     stop = penstock.start("worker", "stop")
     try:
-        # One that is told later could start again what another has handed back.
+        # A worker that is signalled later could start again what another has handed back.
         until(lambda: all("stopping" in log.read_text() for log in logs))
     finally:
         (tmp_path / "go").touch()

@@ -1,4 +1,4 @@
-"""Subscriptions: handlers by type of event, positions that outlive a run, and what is told when events are gone."""
+"""Subscriptions: handlers by type of event, positions that outlive a run, and what they report when events are gone."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ async def test_a_gap_ends_the_run_unless_a_handler_takes_it(app: App) -> None:
     subscription.on("enqueued")(lambda event: seen.append(event.seq))
 
     @subscription.on_lost
-    async def told(queue: str, error: EventsLost) -> None:
+    async def note_loss(queue: str, error: EventsLost) -> None:
         lost.append((queue, error.first, error.last))
 
     async with running(subscription, "mail"):

@@ -437,7 +437,7 @@ async def test_one_id_for_many_jobs_is_refused(memory_app: App) -> None:
     assert await memory_app.queue("default").open() == 0
 
 
-async def test_many_of_nothing_is_nothing(memory_app: App) -> None:
+async def test_enqueue_many_without_jobs_returns_no_handles(memory_app: App) -> None:
     @memory_app.task
     def send() -> None: ...
 

@@ -192,7 +192,7 @@ async def test_a_slot_whose_job_costs_too_much_is_refused_and_stays_due(clockwor
     assert (await clockwork.fire(slot, slot + 1, extras=Extras(group="narrow", cost=10))).fired
 
 
-async def test_after_the_limit_there_is_no_slot(clockwork: Clockwork) -> None:
+async def test_no_slot_comes_after_the_limit(clockwork: Clockwork) -> None:
     slot = await clockwork.put(limit=2, next_in_ms=-10)
     await clockwork.fire(slot, slot + 1, id="one")
     await clockwork.fire(slot + 1, slot + 2, id="two")

@@ -32,8 +32,8 @@ LOOK = (Path(__file__).with_name("look.js")).read_text()
 ERRORS = "addEventListener('error', (event) => { document.title = 'ERROR ' + event.message; });"
 
 
-class Told(NamedTuple):
-    """A history with a page, and the events that it tells of by type, in all and of one queue."""
+class Report(NamedTuple):
+    """A history with a page, and the events in it by type, in all and of one queue."""
 
     folder: Path
     page: Path
@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
     root = tmp_path_factory.mktemp("page")
     url = f"sqlite:///{root}/jobs.db"
     happen(url, seed=4, steps=150, queues=("mail", "report"))
@@ -62,7 +62,7 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
     types = {queue: Counter(str(event.type) for event in page.events) for queue, page in pages.items()}
     history.sync(url, root / "history", spark=spark)
     page = history.report(root / "history", root / "page.html", title="Ours & theirs")
-    return Told(root / "history", page, types["mail"] + types["report"], types["mail"])
+    return Report(root / "history", page, types["mail"] + types["report"], types["mail"])
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +126,11 @@ def look(browser: str, page: Path, *, width: int = 1300, theme: str = "light") -
     return answer
 
 
-def test_the_page_shows_what_happened(told: Told, browser: str) -> None:
-    seen = look(browser, told.page)
-    assert seen["tiles"]["Completed"] == f"{told.types['completed']:,}"
-    assert seen["tiles"]["Failed"] == f"{told.types['failed'] + told.types['expired']:,}"
-    assert seen["mail"]["Completed"] == f"{told.of_mail['completed']:,}"
+def test_the_page_shows_what_happened(report: Report, browser: str) -> None:
+    seen = look(browser, report.page)
+    assert seen["tiles"]["Completed"] == f"{report.types['completed']:,}"
+    assert seen["tiles"]["Failed"] == f"{report.types['failed'] + report.types['expired']:,}"
+    assert seen["mail"]["Completed"] == f"{report.of_mail['completed']:,}"
     assert seen["queues"] == ["", "mail", "report"]
     assert all(count > 0 for count in seen["drawn"].values()), seen["drawn"]
     assert all(tip for tip in seen["hover"].values()), seen["hover"]
@@ -142,22 +142,22 @@ def test_the_page_shows_what_happened(told: Told, browser: str) -> None:
     assert seen["overflow"] is False
 
 
-def test_the_page_is_whole_on_a_narrow_screen_and_in_the_dark(told: Told, browser: str) -> None:
-    narrow = look(browser, told.page, width=520, theme="dark")
-    light = look(browser, told.page, width=1300, theme="light")
+def test_the_page_is_whole_on_a_narrow_screen_and_in_the_dark(report: Report, browser: str) -> None:
+    narrow = look(browser, report.page, width=520, theme="dark")
+    light = look(browser, report.page, width=1300, theme="light")
     assert narrow["overflow"] is False
     assert narrow["ground"][0] == light["ground"][1]
 
 
-def test_what_jobs_say_cannot_become_part_of_the_page(told: Told, browser: str) -> None:
-    seen = look(browser, told.page)
+def test_what_jobs_say_cannot_become_part_of_the_page(report: Report, browser: str) -> None:
+    seen = look(browser, report.page)
     assert "Evil" in seen["causes"]
     assert "<b>worker</b>" in seen["workers"]
     assert seen["hacked"] is None
 
 
-def test_the_page_requests_nothing_from_the_network(told: Told) -> None:
-    text = told.page.read_text()
+def test_the_page_requests_nothing_from_the_network(report: Report) -> None:
+    text = report.page.read_text()
     without_data = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
     assert "default-src 'none'" in without_data
     assert re.findall(r"https?://[^\"']+", without_data) == ["http://www.w3.org/2000/svg"]
@@ -165,9 +165,9 @@ def test_the_page_requests_nothing_from_the_network(told: Told) -> None:
     assert "Ours &amp; theirs" in without_data
 
 
-def test_a_span_leaves_out_what_is_not_in_it(told: Told, browser: str) -> None:
+def test_a_span_leaves_out_what_is_not_in_it(report: Report, browser: str) -> None:
     page = history.report(
-        told.folder, told.page.with_name("later.html"), since="2100-01-01", until="2101-01-01"
+        report.folder, report.page.with_name("later.html"), since="2100-01-01", until="2101-01-01"
     )
     assert look(browser, page)["tiles"]["Completed"] == "0"
 
@@ -200,10 +200,10 @@ def test_seconds_add_up_to_the_minutes_of_gold(short: Path) -> None:
 
 
 def test_charts_have_labels_for_screen_readers_and_even_ticks_that_do_not_overlap(
-    told: Told, browser: str
+    report: Report, browser: str
 ) -> None:
     for width in (520, 1300):
-        seen = look(browser, told.page, width=width)
+        seen = look(browser, report.page, width=width)
         assert [label.split(":")[0].split(",")[0] for label in seen["labels"]] == [
             "Throughput",
             "Wait time",
@@ -225,6 +225,6 @@ def test_a_history_without_gold_has_no_page(spark: SparkSession, tmp_path: Path)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_an_invalid_time_is_refused(told: Told) -> None:
+def test_an_invalid_time_is_refused(report: Report) -> None:
     with pytest.raises(InvalidOption, match="since must be an ISO 8601 time"):
-        history.report(told.folder, told.page.with_name("soon.html"), since="soon")
+        history.report(report.folder, report.page.with_name("soon.html"), since="soon")

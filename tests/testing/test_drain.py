@@ -248,7 +248,7 @@ async def test_failures_can_be_raised(app: App, h: Harness) -> None:
     assert [run.outcome for run in drained.runs] == ["retrying"]
 
 
-async def test_a_task_that_puts_itself_in_for_ever_is_noticed(app: App, h: Harness) -> None:
+async def test_a_task_that_enqueues_itself_for_ever_is_reported(app: App, h: Harness) -> None:
     @app.task
     async def again() -> None:
         await again.enqueue()

@@ -160,8 +160,8 @@ def leave_another_behind(_: object, path: str) -> None:
     if other == 0:
         time.sleep(60)
         os._exit(0)
-    with open(path, "w") as told:
-        told.write(f"{other}\n")
+    with open(path, "w") as file:
+        file.write(f"{other}\n")
     os._exit(7)
 
 

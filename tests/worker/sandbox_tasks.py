@@ -141,14 +141,14 @@ async def hang_on_loop(ready: str) -> None:
 
 
 @app.task(queue="box", runner="sandbox")
-def ignore_being_told(ready: str) -> None:
+def ignore_sigterm(ready: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(ready).write_text(str(os.getpid()))
     time.sleep(60)
 
 
 @app.task(queue="box", runner="sandbox")
-def return_when_told(context: JobContext, ready: str) -> str:
+def return_after_sigterm(context: JobContext, ready: str) -> str:
     seen: list[bool] = []
     watcher = threading.Thread(target=lambda: _until_cancelled(context, seen))
     watcher.start()
@@ -157,7 +157,7 @@ def return_when_told(context: JobContext, ready: str) -> str:
         time.sleep(60)
     except SystemExit:
         watcher.join()
-        context.log(f"told: {seen}")
+        context.log(f"cancelled: {seen}")
     return "as if nothing had been"
 
 

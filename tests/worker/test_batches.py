@@ -109,7 +109,7 @@ async def test_an_item_of_the_list_may_be_the_fate_of_its_job(memory_app: App) -
     words = ["done", "nothing", "boom", "never", "later", "again"]
     jobs = await judge.enqueue_many([judge.job(word) for word in words])
     async with working(memory_app) as worker:
-        told = recorded(worker, "retrying", "snoozed")
+        events = recorded(worker, "retrying", "snoozed")
         assert await jobs[0].result(timeout="10s") == "well done"
         assert await jobs[1].result(timeout="10s") is None
         with pytest.raises(JobFailed, match="ValueError: boom"):
@@ -120,7 +120,7 @@ async def test_an_item_of_the_list_may_be_the_fate_of_its_job(memory_app: App) -
         assert await jobs[5].result(timeout="10s") == "again after all"
     infos = [await job.get() for job in jobs]
     assert [info.failures for info in infos] == [0, 0, 2, 1, 0, 1]
-    assert sorted(event.type for event in told) == ["retrying", "retrying", "snoozed"]
+    assert sorted(event.type for event in events) == ["retrying", "retrying", "snoozed"]
 
 
 async def test_results_may_be_given_by_job_id(memory_app: App) -> None:
@@ -275,7 +275,7 @@ async def test_a_job_cancelled_while_its_batch_fills_is_not_in_it(memory_app: Ap
             with pytest.raises(JobCancelled):
                 await first.result(timeout="10s")
         else:
-            await until(lambda: _told_to_stop(worker))
+            await until(lambda: _all_are_aborted(worker))
         second, third = await task.enqueue(2), await task.enqueue(3)
         await until(lambda: worker.stats.claimed == 3)
         worker.stop("10s")
@@ -287,7 +287,7 @@ async def test_a_job_cancelled_while_its_batch_fills_is_not_in_it(memory_app: Ap
     assert sorted(n for call in calls for n in call) == [2, 3]
 
 
-def _told_to_stop(worker: Worker) -> bool:
+def _all_are_aborted(worker: Worker) -> bool:
     assert worker._session is not None
     return all(run.abort for served in worker._session.fetcher.served_queues for run in served.held.values())
 

@@ -1,4 +1,4 @@
-"""Rule 17: a running job is told to stop, from another process, by the next heartbeat."""
+"""Rule 17: a running job is asked to stop, from another process, by the next heartbeat."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ async def test_a_cancel_from_another_process_arrives_within_a_heartbeat(
         async with working(app, heartbeat="300ms"):
             job = await endless.enqueue()
             await asyncio.wait_for(started.wait(), 10)
-            told = await asyncio.to_thread(
+            run = await asyncio.to_thread(
                 subprocess.run,
                 [sys.executable, "-c", CANCEL, url, queue, job.id],
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            assert "requested" in told.stdout
+            assert "requested" in run.stdout
             with pytest.raises(JobCancelled):
                 await job.result(timeout="10s")  # before the lease runs out
 

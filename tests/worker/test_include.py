@@ -199,7 +199,7 @@ async def test_a_worker_may_have_handlers_commands_or_what_a_start_hook_register
             await worker.ready()
 
 
-async def test_a_start_hook_that_registers_nothing_does_not_hide_that_there_is_nothing_to_run() -> None:
+async def test_a_worker_without_tasks_is_refused_even_with_a_start_hook() -> None:
     app = App("memory://")
     app.on_start(lambda: None)
     async with app:

@@ -22,7 +22,7 @@ def most_in_any(times: list[float], seconds: float) -> int:
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
-    """The starts as the windows were told of them, by the count of their rate.
+    """The starts that the windows have counted, by the count of their rate.
 
     A handler notes the time when its task has its turn: a machine that stalls in between moves starts of two windows
     together. Here are the times that the limit is kept by.

@@ -79,15 +79,15 @@ async def test_a_death_amid_a_message_is_noticed(leave_another: bool) -> None:
 
 
 async def test_a_large_request_to_one_that_died_does_not_block(tmp_path: Path) -> None:
-    told = tmp_path / "other"
-    child = ChildProcess(tasks.leave_another_behind, str(told))
+    other = tmp_path / "other"
+    child = ChildProcess(tasks.leave_another_behind, str(other))
     lease = Lease("a", 1, 1, 1, 0, 0, b"x" * 8_000_000, Options(), 0, 0, 0)
-    await until(lambda: told.exists() and told.read_text().endswith("\n"))
+    await until(lambda: other.exists() and other.read_text().endswith("\n"))
     try:
         with pytest.raises(EOFError):
             await asyncio.wait_for(asyncio.to_thread(child.send, Request("m", "f", "q", lease)), 20)
     finally:
-        os.kill(int(told.read_text()), signal.SIGKILL)
+        os.kill(int(other.read_text()), signal.SIGKILL)
         assert child.close() == 7
 
 

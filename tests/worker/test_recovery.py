@@ -170,7 +170,7 @@ async def test_what_a_waiting_claim_got_while_it_was_given_up_is_handed_back(
 
     @app.task(queue="given-up")
     async def work() -> None:
-        raise AssertionError("nobody was told of the lease")
+        raise AssertionError("no call learned of the lease")
 
     async with working(app, queues=["given-up"]) as worker:
         await until(lambda: worker.health().consuming)

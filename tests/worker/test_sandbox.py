@@ -223,7 +223,7 @@ async def test_a_cancelled_run_may_clean_up(
 
 async def test_a_run_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> None:
     async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
-        job = await tasks.ignore_being_told.enqueue(str(tmp_path / "ready"))
+        job = await tasks.ignore_sigterm.enqueue(str(tmp_path / "ready"))
         [pid] = await pids_in(tmp_path / "ready")
         await job.cancel()
         with pytest.raises(JobCancelled):
@@ -236,12 +236,12 @@ async def test_a_run_that_returns_when_asked_to_stop_has_not_completed(
 ) -> None:
     monkeypatch.setattr(sandbox, "_GRACE_S", 30.0)
     async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
-        job = await tasks.return_when_told.enqueue(str(tmp_path / "ready"))
+        job = await tasks.return_after_sigterm.enqueue(str(tmp_path / "ready"))
         await pids_in(tmp_path / "ready")
         await job.cancel()
         with pytest.raises(JobCancelled):
             await job.result(timeout="20s")
-        assert "told: [True]" in await job.logs()
+        assert "cancelled: [True]" in await job.logs()
 
 
 @pytest.mark.parametrize("end", ["return", "exit", "cancel"])

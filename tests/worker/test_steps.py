@@ -338,7 +338,7 @@ async def test_arguments_that_cannot_be_encoded_count_by_their_type(app: App) ->
         assert await sell.options(wait="10s").call() == 5
 
 
-async def test_a_step_that_is_no_longer_asked_for_is_an_event(app: App) -> None:
+async def test_a_step_that_a_job_no_longer_asks_for_is_an_event(app: App) -> None:
     @app.task(attempts=2)
     async def sell(context: JobContext) -> None:
         if context.run == 1:

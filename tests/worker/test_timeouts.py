@@ -54,12 +54,12 @@ async def test_a_job_in_time_is_left_alone(app: App) -> None:
 
 async def test_a_thread_is_settled_at_the_deadline_and_its_slot_stays_busy(app: App) -> None:
     release = threading.Event()
-    told: list[bool] = []
+    seen: list[bool] = []
 
     @app.task(timeout="50ms", attempts=1)
     def deaf(context: JobContext) -> str:
         release.wait(30)
-        told.append(context.cancelled)
+        seen.append(context.cancelled)
         return "too late"
 
     @app.task
@@ -79,7 +79,7 @@ async def test_a_thread_is_settled_at_the_deadline_and_its_slot_stays_busy(app: 
         assert await other.call() == "done"
         release.set()
         await until(lambda: worker.health().stuck == 0)
-        assert told == [True]
+        assert seen == [True]
         with pytest.raises(JobFailed):
             await job.result(timeout="10s")
 

@@ -24,7 +24,7 @@ from tests.worker.conftest import LEASE_S, Hog, until, working
 
 
 class StandingLoop:
-    """A loop that takes callbacks and calls them when told to."""
+    """A loop that takes callbacks and calls them on demand."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []

@@ -217,7 +217,9 @@ async def test_a_damaged_store_can_be_restored(opened: Opener, url: str, path: P
     assert (await storage.check("q")).problems == {}
 
 
-async def test_a_backup_is_restored_where_there_is_no_store(opened: Opener, url: str, tmp_path: Path) -> None:
+async def test_a_backup_is_restored_to_a_place_without_a_store(
+    opened: Opener, url: str, tmp_path: Path
+) -> None:
     storage = await opened()
     await storage.enqueue("q", [NewJob("a")])
     penstock.backup(url, tmp_path / "copy")

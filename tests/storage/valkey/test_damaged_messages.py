@@ -80,7 +80,7 @@ async def test_a_dead_letter_behind_a_damaged_one_arrives(storage: ValkeyStorage
     assert await outbox(storage, "here") == []
 
 
-class Told:
+class DamagedOutbox:
     """A parent in ``other`` waits for three children in ``here``, whose ends stand in the outbox."""
 
     def __init__(self, storage: ValkeyStorage) -> None:
@@ -120,10 +120,10 @@ class Told:
 
 
 @pytest.fixture
-async def told(storage: ValkeyStorage) -> Told:
-    told = Told(storage)
-    await told.prepare()
-    return told
+async def damaged(storage: ValkeyStorage) -> DamagedOutbox:
+    damaged = DamagedOutbox(storage)
+    await damaged.prepare()
+    return damaged
 
 
 WRONG_NUMBERS = [9_999_999_999_999_999, 1, b"x" * 16]
@@ -132,22 +132,22 @@ WRONG_NUMBERS = [9_999_999_999_999_999, 1, b"x" * 16]
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("number", WRONG_NUMBERS)
 async def test_a_message_whose_number_is_damaged_arrives_like_those_beside_it(
-    storage: ValkeyStorage, told: Told, place: int, number: int | bytes
+    storage: ValkeyStorage, damaged: DamagedOutbox, place: int, number: int | bytes
 ) -> None:
-    await told.replace(place, number)
+    await damaged.replace(place, number)
 
     async with asyncio.timeout(20):
         await storage.sweep("here")
 
-    assert await told.parent.state("parent") is State.WAITING
+    assert await damaged.parent.state("parent") is State.WAITING
     assert await outbox(storage, "here") == []
 
 
 @pytest.mark.parametrize("number", WRONG_NUMBERS)
 async def test_messages_arrive_after_one_whose_number_was_damaged(
-    storage: ValkeyStorage, told: Told, number: int | bytes
+    storage: ValkeyStorage, damaged: DamagedOutbox, number: int | bytes
 ) -> None:
-    await told.replace(2, number)
+    await damaged.replace(2, number)
     vars(storage._outbox).pop("send_soon")
     async with asyncio.timeout(20):
         await storage.sweep("here")
@@ -160,12 +160,12 @@ async def test_messages_arrive_after_one_whose_number_was_damaged(
         here = Bench(storage, "here")
         await here.settle(await here.claim(), Complete(b"1"))
         await storage.sweep("here")
-    assert await told.parent.state("next") is State.WAITING
+    assert await damaged.parent.state("next") is State.WAITING
 
 
 @pytest.mark.parametrize("entry", DAMAGED)
 async def test_check_counts_damaged_messages_and_repair_puts_them_aside(
-    storage: ValkeyStorage, told: Told, entry: bytes
+    storage: ValkeyStorage, damaged: DamagedOutbox, entry: bytes
 ) -> None:
     await put_first(storage, "here", entry)
 
@@ -173,7 +173,7 @@ async def test_check_counts_damaged_messages_and_repair_puts_them_aside(
     assert (await storage.check("here", repair=True)).problems == {"damaged_messages": 1}
 
     assert (await storage.check("here")).problems == {}
-    assert len(await told.numbers()) == 3
+    assert len(await damaged.numbers()) == 3
     key = storage._calls.keys.part("here", "damaged")
     [kept] = await storage._calls.plain(key, "HVALS", key)
     assert entry in kept
@@ -182,17 +182,17 @@ async def test_check_counts_damaged_messages_and_repair_puts_them_aside(
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("number", WRONG_NUMBERS[:2])
 async def test_check_counts_damaged_numbers_and_repair_makes_them_anew(
-    storage: ValkeyStorage, told: Told, place: int, number: int
+    storage: ValkeyStorage, damaged: DamagedOutbox, place: int, number: int
 ) -> None:
-    await told.replace(place, number)
+    await damaged.replace(place, number)
 
     assert (await storage.check("here")).problems == {"damaged_messages": 1}
     assert (await storage.check("here", repair=True)).problems == {"damaged_messages": 1}
 
     assert (await storage.check("here")).problems == {}
-    numbers = await told.numbers()
+    numbers = await damaged.numbers()
     assert numbers == sorted(set(numbers))
 
 
-async def test_intact_messages_are_not_a_problem(storage: ValkeyStorage, told: Told) -> None:
+async def test_intact_messages_are_not_a_problem(storage: ValkeyStorage, damaged: DamagedOutbox) -> None:
     assert (await storage.check("here")).problems == {}
