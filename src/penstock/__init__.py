@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         EnqueueCall as EnqueueCall,
         EnqueueMiddleware as EnqueueMiddleware,
         EnqueueNext as EnqueueNext,
+        SyncMiddleware as SyncMiddleware,
     )
     from penstock.client.options import (
         BatchOptions as BatchOptions,
@@ -72,7 +73,7 @@ _NAMES = {
     "penstock.client.flow.handle": "FlowHandle FlowNode",
     "penstock.client.handle": "JobHandle",
     "penstock.client.info": "Child JobInfo WorkerInfo",
-    "penstock.client.middleware": "EnqueueCall EnqueueMiddleware EnqueueNext",
+    "penstock.client.middleware": "EnqueueCall EnqueueMiddleware EnqueueNext SyncMiddleware",
     "penstock.client.options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
     "penstock.client.queue": "Queue",
     "penstock.client.rules": "Unique",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 Answers: TypeAlias = Sequence[Enqueued]
+SyncMiddleware: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Takes ``call_next``, and returns what that returns."""
 _EXTRAS: Final = frozenset({"group", "cost", "headers"})
 _FIELDS: Final = _EXTRAS.union(NewJob.__struct_fields__)
 _log = get_logger("penstock.worker")
@@ -190,6 +192,31 @@ def check_layer(layer: object, *, what: str, form: str) -> None:
         raise InvalidOption(f"{what}={shown(layer)} must take two arguments: {error}. Give {form}.") from None
 
 
+def check_sync_layer(layer: object) -> None:
+    """Raise ``InvalidOption`` unless ``layer`` is a function that is not async and takes one argument."""
+    form = "def f(call_next)"
+    if not callable(layer):
+        raise InvalidOption(f"sync_middleware={shown(layer)} cannot be called. Give {form}.")
+    if inspect.iscoroutinefunction(layer):
+        raise InvalidOption(
+            f"sync_middleware={shown(layer)} is a coroutine function, and it runs in threads. Give {form}, or use "
+            "middleware."
+        )
+    try:
+        inspect.signature(layer).bind(None)
+    except TypeError as error:
+        raise InvalidOption(
+            f"sync_middleware={shown(layer)} must take one argument: {error}. Give {form}."
+        ) from None
+
+
+def around(layers: Sequence[SyncMiddleware], call: Callable[[], Any]) -> Any:
+    """Call ``call`` inside all of ``layers``, and return its result."""
+    for layer in reversed(layers):
+        call = partial(layer, call)
+    return call()
+
+
 def _watched(layer: Middleware) -> Middleware:
     """Return ``layer`` with a warning for the first run that it completes without ``call_next``."""
     has_warned = False
@@ -224,9 +251,14 @@ class AppHooks:
         self.start_hooks: list[Hook] = []
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Middleware] = []
+        self.sync_middlewares: list[SyncMiddleware] = []
         self.after_hooks: list[AfterExecution] = []
         self.enqueue_chain = EnqueueChain(max_payload=max_payload)
         """The chain that new jobs pass through. Internal."""
+        self.preloaded: tuple[str, ...] = ()
+        """The modules that other processes import before that of the app, to set up a framework."""
+        self.served: set[str] = set()
+        """Queues that workers of the app serve besides those of its tasks, unless they are given queues."""
 
     def on_start(self, hook: Hook) -> Hook:
         """Call ``hook`` when a worker of this app starts, before its first claim.
@@ -249,6 +281,17 @@ class AppHooks:
         """
         check_layer(layer, what="middleware", form="async def f(context, call_next)")
         self.middlewares.append(_watched(layer))
+        return layer
+
+    def sync_middleware(self, layer: SyncMiddleware) -> SyncMiddleware:
+        """Call ``def layer(call_next) -> result`` around every call of a function that is not async, where it runs.
+
+        That is the function's own thread, or its process: the place for what belongs to a thread, such as the
+        connections of Django. Call the function with ``return call_next()``; ``current_job()`` is its job. A function
+        that takes a batch is called once for all of its jobs. The first registered layer is the outermost.
+        """
+        check_sync_layer(layer)
+        self.sync_middlewares.append(layer)
         return layer
 
     def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:

@@ -167,7 +167,8 @@ def _id_of(name: str) -> str:
 
 def _weights(app: App, queues: Queues | None) -> dict[str, float]:
     if queues is None:
-        queues = sorted({task.queue for task in (*app.tasks.values(), *app.handlers.values())}) or ["default"]
+        of_tasks = {task.queue for task in (*app.tasks.values(), *app.handlers.values())}
+        queues = sorted(of_tasks | app.served) or ["default"]
     if isinstance(queues, str):
         proposed = [shown(name.strip()) for name in queues[:100].split(",") if name.strip()] or ["'mail'"]
         raise InvalidOption(f"queues must be a list, such as [{', '.join(proposed)}], got {shown(queues)}.")

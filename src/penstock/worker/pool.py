@@ -39,9 +39,10 @@ _SOONEST_RESTART_S: Final = 1.0
 
 
 class _Child(NamedTuple):
-    """All that a child needs: where to import the app and its tasks, the store that the app has moved to, the options
-    and handlers of its worker, and how it logs if the supervisor prints its log."""
+    """All that a child needs: what to import first, where to import the app and its tasks, the store that the app has
+    moved to, the options and handlers of its worker, and how it logs if the supervisor prints its log."""
 
+    preloaded: tuple[str, ...]
     module: str
     name: str
     included: tuple[str, ...]
@@ -58,6 +59,7 @@ class Supervisor:
         options = worker.given_options | {"processes": 1}
         self._specs = [
             _Child(
+                worker.app.preloaded,
                 *locate(worker.app, in_script=True),
                 worker.app.included,
                 worker.app.moved_to,
@@ -197,6 +199,8 @@ def _work(spec: _Child, ready: Connection) -> None:
     from penstock.worker.worker import Worker
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    for module in spec.preloaded:
+        importlib.import_module(module)
     app: App = getattr(importlib.import_module(spec.module), spec.name)
     if spec.moved_to is not None:
         app.move_to(spec.moved_to[0], namespace=spec.moved_to[1])

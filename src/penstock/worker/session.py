@@ -57,7 +57,7 @@ def make_handlers(worker: Worker, middleware: Sequence[Middleware], *, unknown_a
         worker.app,
         queue_handlers=worker.handlers,
         middleware=middleware,
-        threads=ThreadRunner(worker.options.threads),
+        threads=ThreadRunner(worker.options.threads, worker.app.sync_middlewares),
         processes=ProcessRunner(worker.options.child_processes),
         sandboxes=SandboxRunner(worker.options.child_processes),
         concurrency=worker.options.concurrency,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.client.codec import Json, Raw, Serde
 from penstock.client.execution import resolve_retries
+from penstock.client.middleware import SyncMiddleware, around
 from penstock.client.options import RetryOn, refuse_unknown
 from penstock.core.names import check_signal, plain_model, step_name
 from penstock.core.retry import Backoff, BackoffFunction, RetryRules, custom_name, parse_backoff
@@ -143,9 +144,11 @@ def _annotated(function: Callable[..., Any]) -> Any:
         return Any
 
 
-async def called_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call a function that is not async in a thread."""
-    value = await asyncio.to_thread(function, *args)
+async def called_in_thread(
+    function: Callable[..., Any], args: tuple[Any, ...], layers: Sequence[SyncMiddleware]
+) -> Any:
+    """Call a function that is not async in a thread, inside ``layers`` of middleware."""
+    value = await asyncio.to_thread(around, layers, partial(function, *args))
     return await value if inspect.isawaitable(value) else value
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -197,23 +197,21 @@ class JobSteps(StepRecords):
         token = current_step.set((self, call.name))
         try:
             if call.policy.timeout_ms is None:
-                value = await (
-                    call.function(*call.args)
-                    if call.facts.is_async
-                    else called_in_thread(call.function, call.args)
-                )
+                value = await self._called(call)
             else:
                 async with asyncio.timeout(call.policy.timeout_ms / 1000):
-                    value = await (
-                        call.function(*call.args)
-                        if call.facts.is_async
-                        else called_in_thread(call.function, call.args)
-                    )
+                    value = await self._called(call)
         except Exception as error:
             return self._failed(call, record, error, began), error
         finally:
             current_step.reset(token)
         return self._completed(call, record, value, began), None
+
+    def _called(self, call: StepCall) -> Awaitable[Any]:
+        if call.facts.is_async:
+            awaitable: Awaitable[Any] = call.function(*call.args)
+            return awaitable
+        return called_in_thread(call.function, call.args, self._link.app.sync_middlewares)
 
     def _attempt_sync(self, call: StepCall, record: Step | None) -> tuple[NewStep, Exception | None]:
         began = time.monotonic()

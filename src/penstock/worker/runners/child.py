@@ -25,6 +25,7 @@ import msgspec
 
 from penstock import errors
 from penstock.client.app import App
+from penstock.client.middleware import around
 from penstock.client.task import Task
 from penstock.core.command import SandboxLimits
 from penstock.core.job import Lease
@@ -51,7 +52,8 @@ _OWN: Final = frozenset(
 
 class Request(msgspec.Struct, frozen=True):
     """Run the task at ``module``, ``name`` on this lease. ``moved_to`` is the store that its app has moved to.
-    ``included`` are the modules with the other tasks of that app. Only a sandbox uses ``limits``."""
+    ``included`` are the modules with the other tasks of that app, ``preloaded`` those to import before all others.
+    Only a sandbox uses ``limits``."""
 
     module: str
     name: str
@@ -59,6 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     lease: Lease
     moved_to: tuple[str, str | None] | None = None
     included: tuple[str, ...] = ()
+    preloaded: tuple[str, ...] = ()
     limits: SandboxLimits = SandboxLimits()
 
 
@@ -242,6 +245,8 @@ def perform(
     undecodable = False
     try:
         with confinement:
+            for module in request.preloaded:
+                importlib.import_module(module)
             task = _find(request.module, request.name, request.lease.options.task)
             _take_along(task.app, request.moved_to)
             task.app.load(*request.included)
@@ -262,7 +267,8 @@ def perform(
 def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, failures: int) -> Any:
     """Call the function. Wrap an error that rules of the task decide about: only its name would reach the worker."""
     try:
-        answer = task.func(*args, **kwargs)
+        layers = () if inspect.iscoroutinefunction(task.func) else task.app.sync_middlewares
+        answer = around(layers, lambda: task.func(*args, **kwargs))
         return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     except Exception as error:
         if task.retries is None:

@@ -282,7 +282,9 @@ class ProcessRunner:
 
         def request(run: Run) -> Request:
             app = task.app
-            return Request(module, name, run.served.name, run.lease, app.moved_to, app.included)
+            return Request(
+                module, name, run.served.name, run.lease, app.moved_to, app.included, app.preloaded
+            )
 
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 

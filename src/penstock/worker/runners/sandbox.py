@@ -122,12 +122,19 @@ class SandboxRunner:
         if task.limits.memory_bytes and sys.platform != "linux":
             logger.warning("task %s: memory is not limited on %s, only on Linux", task.name, sys.platform)
         module, name = address_of(task)
-        self._modules.update(dict.fromkeys([module, *task.app.included]))
+        self._modules.update(dict.fromkeys([*task.app.preloaded, module, *task.app.included]))
 
         def request(run: Run) -> Request:
             app = task.app
             return Request(
-                module, name, run.served.name, run.lease, app.moved_to, app.included, limits=task.limits
+                module,
+                name,
+                run.served.name,
+                run.lease,
+                app.moved_to,
+                app.included,
+                app.preloaded,
+                limits=task.limits,
             )
 
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)

@@ -9,11 +9,12 @@ import asyncio
 import contextvars
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from penstock.client.middleware import SyncMiddleware, around
 from penstock.core.outcome import Undecodable
 from penstock.errors import InvalidInput
 from penstock.worker.context import context_of
@@ -55,14 +56,15 @@ S = TypeVar("S", bound=_Started)
 
 
 class ThreadRunner:
-    """Runs functions in at most ``size`` threads, which start when needed.
+    """Runs functions in at most ``size`` threads, which start when needed, inside ``layers`` of middleware.
 
     Unlike those of ``concurrent.futures`` they are daemons: a handler that hangs must not keep the worker process alive
     after its job was handed back.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, layers: Sequence[SyncMiddleware] = ()) -> None:
         self._size = size
+        self._layers = layers
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._busy = 0
@@ -89,11 +91,12 @@ class ThreadRunner:
         future: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
         run.started_at = 0.0
+        layers = self._layers
 
         def work() -> None:
             run.started_at = time.monotonic()
             try:
-                answer = context.run(call, run)
+                answer = context.run(around, layers, lambda: call(run)) if layers else context.run(call, run)
             except BaseException as error:
                 _call_soon(loop, _settle_exception, future, error)
             else:

@@ -1,0 +1,1 @@
+"""Imported by processes before the module of their task."""
