@@ -15,7 +15,7 @@ from penstock.cli.output import sparkline
 from penstock.cli.topscreen import Confirm, Details, Help, TopScreen
 from penstock.core.job import Options
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Fail, Failure
+from penstock.core.outcome import Complete, Fail, Failure
 from penstock.errors import StorageUnavailable
 from penstock.storage.values import Settlement, Take
 from tests.cli.conftest import Shell, until
@@ -214,6 +214,31 @@ async def test_the_cursor_stays_on_a_job_until_the_user_chooses_one(app: App) ->
         assert "Cancel b-job of mail?" in screen.text("question")
         await screen.press("y")
         assert screen.text("message") == "b-job cancelled"
+
+
+async def test_the_list_does_not_follow_a_job_that_the_user_has_not_chosen(app: App) -> None:
+    for number in range(40):
+        await app.queue("mail").enqueue(1, id=f"job-{number:02}")
+    storage = await app.connect()
+    async with Opened(app, columns=80, lines=24) as screen:
+        await screen.press("tab")
+        for number in range(30):
+            (lease,) = (await storage.claim("mail", Take("w", 1, 30_000))).leases
+            await screen.reload()
+            assert screen.chosen == lease.id == f"job-{number:02}"
+            await storage.settle("mail", [Settlement(lease.id, lease.token, Complete(b"1"))])
+        await screen.reload()
+        assert screen.chosen == "job-30"
+        assert screen.top.query_one("#jobs", DataTable).scroll_offset.y == 0
+
+
+async def test_the_cursor_follows_a_job_that_the_user_has_acted_on(app: App) -> None:
+    for id in ("a-job", "b-job"):
+        await app.queue("mail").enqueue(1, id=id)
+    async with Opened(app) as screen:
+        await screen.press("c")
+        assert screen.text("message") == "a-job cancelled"
+        assert screen.chosen == "a-job"
 
 
 async def test_tabs_are_shortened_until_all_fit(app: App) -> None:

@@ -83,6 +83,7 @@ class TopScreen(TextualApp[None]):
         self._reasons: Reasons = {}
         self._chosen: str | None = None
         self._chosen_by: Literal["start", "user", "refresh"] = "start"
+        self._chosen_state = ""
         self._only_queue: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -173,16 +174,26 @@ class TopScreen(TextualApp[None]):
 
     def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:
         self._jobs = {job.ref: job for job in jobs}
+        self._choose_first_if_needed()
         shorts = short_ids(job.id for job in jobs)
         rows = [brief(job, self._reasons.get((job.queue, job.id)), shown_id=shorts[job.id]) for job in jobs]
         columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
         table = self.query_one("#jobs", Table)
-        if self._chosen is None:
-            self._chosen, self._chosen_by = next(iter(self._jobs), None), "start"
-        elif self._chosen not in self._jobs and self._chosen_by != "user":
-            self._chosen, self._chosen_by = next(iter(self._jobs), None), "refresh"
         table.fill(columns, cells, list(self._jobs), chosen=self._chosen)
         table.show_cursor = self._chosen in self._jobs
+
+    def _choose_first_if_needed(self) -> None:
+        """Choose the first job, unless the user has chosen one, or the first one chosen is still in its state.
+
+        Otherwise, the list would follow a job that has ended, down to the completed ones.
+        """
+        known = self._jobs.get(self._chosen or "")
+        is_same = known is not None and known.state.value == self._chosen_state
+        if self._chosen is not None and (self._chosen_by == "user" or is_same):
+            return
+        self._chosen_by = "start" if self._chosen is None else "refresh"
+        self._chosen = next(iter(self._jobs), None)
+        self._chosen_state = self._jobs[self._chosen].state.value if self._chosen else ""
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Choose the job under the cursor."""
@@ -257,6 +268,7 @@ class TopScreen(TextualApp[None]):
         if self._chosen_by == "refresh" or job.state == "active":
             self._ask(f"{verb.capitalize()} {job.id} of {job.queue}?", act)
             return
+        self._chosen_by = "user"
         self._say(await act())
         await self.reload()
 
