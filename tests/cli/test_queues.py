@@ -383,7 +383,7 @@ async def test_the_status_says_how_busy_workers_are_even_of_queues_without_jobs(
         assert workers_line(told) == "1 worker, 3 of 4 slots busy"
         await app.queue("mail").enqueue({})
         told = await read_status(app, None)
-        assert workers_line(told).endswith("none works on mail: `penstock worker [MODULE:APP] -q mail`")
+        assert workers_line(told).endswith("none works on mail: `penstock worker MODULE:APP -q mail`")
 
 
 async def test_slots_that_filled_up_since_the_heartbeat_count_as_busy(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def test_status_names_every_cause_in_a_queue(planted: Shell) -> None:
     assert "\ntimed/tomorrow: It is not due until 20" in text
     assert "\ngrouped/behind: Group tenant 7 is at its limit" in text
     assert "\ngrouped/quiet: Group other has been paused since 20" in text
-    assert "none works on alone: `penstock worker [MODULE:APP] -q alone`" in text
-    assert "No worker runs" not in text
+    assert "slots busy; none works on alone\n" in text
+    assert "\nalone/orphan: No worker runs for queue alone. Start one with an app that has" in text
 
 
 def test_doctor_warns_about_queues_without_a_worker_and_unknown_tasks(planted: Shell) -> None:
@@ -143,8 +143,8 @@ def test_a_remedy_has_no_password_and_works_all_the_same(monkeypatch: pytest.Mon
     finally:
         command_context.set(context)
     where = '--url "$PENSTOCK_URL"` (with the URL of the store in PENSTOCK_URL)'
-    assert remedies == (f"`penstock promote mail/1 {where}", f"`penstock worker [MODULE:APP] -q mail {where}")
-    assert short == ("`penstock promote mail/1`", "`penstock worker [MODULE:APP] -q mail`")
+    assert remedies == (f"`penstock promote mail/1 {where}", f"`penstock worker MODULE:APP -q mail {where}")
+    assert short == ("`penstock promote mail/1`", "`penstock worker MODULE:APP -q mail`")
 
 
 async def test_top_shows_each_cause(on_both: Shell) -> None:
@@ -185,6 +185,30 @@ async def test_no_command_is_proposed_for_a_job_without_a_task(tmp_path: Path) -
     said = await asyncio.to_thread(Shell(tmp_path).ok, "why", "a")
     assert "penstock worker" not in said
     assert '@app.handler("raw")' in said
+
+
+@pytest.mark.parametrize(
+    ("job", "remedy"),
+    [
+        (("true",), "`penstock worker --commands -q default`"),
+        (("--task", "send", "{}"), "`penstock worker MODULE:APP -q default`"),
+    ],
+)
+def test_each_tool_proposes_the_same_worker(penstock: Shell, job: tuple[str, ...], remedy: str) -> None:
+    id = penstock.ok("enqueue", *job).strip()
+    assert remedy in penstock.ok("why", id)
+    assert f"no worker runs: {remedy} starts one" in penstock.ok("status")
+    advice = [row["advice"] for row in json.loads(penstock("doctor", "--json").stdout) if row["advice"]]
+    assert advice == [f"Start one with {remedy}."]
+
+
+def test_jobs_that_need_different_workers_each_name_theirs(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "a")
+    penstock.ok("enqueue", "--task", "send", "{}", "--id", "b")
+    told = penstock.ok("status").splitlines()
+    assert "default/a: No worker runs for queue default. Start one with `penstock worker --commands -q default`." in told
+    assert "default/b: No worker runs for queue default. Start one with `penstock worker MODULE:APP -q default`." in told
+    assert told[-1] == "no worker runs"
 
 
 def test_a_list_in_a_pipe_has_whole_texts(penstock: Shell) -> None:

@@ -272,7 +272,9 @@ def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) ->
     assert "such as shop.jobs:app" in penstock.refused("worker", "./shop/jobs.py", code=2)
     for path in ("shop/jobs.py:app", "./shop/jobs.py:app", "shop/jobs:app"):
         said = penstock.refused("worker", path, code=2)
-        assert "is the path of a file. Give the name of the module: shop.jobs." in said
+        assert "is the path of a file. Give the module and the name in it: shop.jobs:app" in said
+    said = penstock.refused("worker", "MODULE:APP", "-q", "mail", code=2)
+    assert "MODULE:APP stands for your app. Give its module and its variable, such as jobs:app" in said
     assert "did not start: module 'nothing' is" in penstock.refused("worker", "start", "nothing:app", code=3)
     assert "Did you mean '--concurrency'?" in penstock.refused("worker", "--concurency", "3", code=2)
     (tmp_path / "tasks.py").write_text("app = 7\n")

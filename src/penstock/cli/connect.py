@@ -34,6 +34,7 @@ T = TypeVar("T")
 K = TypeVar("K", "App", "Task[..., Any]")
 
 _EXAMPLES: Final = {"App": "app", "Task": "send"}
+_PLACEHOLDER: Final = "MODULE:APP"
 _REMEDIES: Final = {
     "App": "Name the variable that App(...) is assigned to.",
     "Task": "Name a function with @app.task.",
@@ -205,13 +206,7 @@ def _text(value: Value) -> str | None:
 
 def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str) -> K:
     """Import the app or task (``kind``) that ``module:name`` stands for."""
-    module, colon, name = target.partition(":")
-    if not module or not colon or not name:
-        example = f"{module_of(module) or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
-        example = next(iter(_apps_below(module)), example) if kind.__name__ == "App" else example
-        raise CommandLineError(
-            f"{target!r} {otherwise}. Give the module and the name in it, such as {example}", ExitCode.USAGE
-        )
+    module, name = _module_and_name(target, kind, otherwise=otherwise)
     home = _imported_module(settings, module)
     value: object = home
     for part in name.split("."):
@@ -225,6 +220,22 @@ def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str)
         raise NotFound(f"module {module} has no {kind.__name__.lower()} {name!r}. {remedy}")
     noun = "an app" if kind.__name__ == "App" else "a task"
     raise NotFound(f"{target} is not {noun}, but of type {type(value).__name__}. {remedy}")
+
+
+def _module_and_name(target: str, kind: type[K], *, otherwise: str) -> tuple[str, str]:
+    """Return the two parts of ``module:name``. Raise ``CommandLineError`` for another form, with the right one."""
+    module, _, name = target.partition(":")
+    example = f"{module_of(module) or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
+    if target == _PLACEHOLDER:
+        error = f"{target} stands for your app. Give its module and its variable, such as jobs:app"
+    elif name and module_of(module) != module:
+        error = f"{module} is the path of a file. Give the module and the name in it: {example}"
+    elif not module or not name:
+        example = next(iter(_apps_below(module)), example) if kind.__name__ == "App" else example
+        error = f"{target!r} {otherwise}. Give the module and the name in it, such as {example}"
+    else:
+        return module, name
+    raise CommandLineError(error, ExitCode.USAGE)
 
 
 def _apps_below(package: str) -> list[str]:

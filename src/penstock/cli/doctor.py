@@ -304,19 +304,21 @@ async def _staged(storage: Storage, queue: str, count: int) -> Finding:
 async def _workers(app: App, queues: Sequence[str]) -> list[Finding]:
     records = await read_workers(app, None)
     workers = [worker for worker in records if worker["state"] not in ("silent", "dead")]
-    none = Finding("note", "workers", "none", f"start one with {worker_command()}")
+    causes = [(queue, c) for queue in queues for c in await read_causes(app, await read_counts(app, queue))]
+    # The remedies for the jobs that wait say which workers they need.
+    start = "" if any(cause["kind"] == "no worker" for _, cause in causes) else worker_command()
+    none = Finding("note", "workers", "none", f"start one with {start}" * bool(start))
     findings = [Finding("ok", "workers", str(len(workers))) if workers else none]
     findings += await _unknown_tasks(app, queues, workers)
     reported = {finding.what for finding in findings}
-    for queue in queues:
-        for cause in await read_causes(app, await read_counts(app, queue)):
-            if cause["kind"] in ("no worker", "not consuming"):
-                findings.append(_unattended(queue, cause))
-            elif cause["kind"] == "worker died":
-                text = f"{held_jobs(queue, cause)}: {cause['text']}"
-                findings.append(Finding("note", f"queue {queue}", text, cause["remedy"]))
-            elif cause["kind"] == "unknown task" and (what := f"task {cause['task']}") not in reported:
-                findings.append(Finding("problem", what, cause["text"], cause["remedy"]))
+    for queue, cause in causes:
+        if cause["kind"] in ("no worker", "not consuming"):
+            findings.append(_unattended(queue, cause))
+        elif cause["kind"] == "worker died":
+            text = f"{held_jobs(queue, cause)}: {cause['text']}"
+            findings.append(Finding("note", f"queue {queue}", text, cause["remedy"]))
+        elif cause["kind"] == "unknown task" and (what := f"task {cause['task']}") not in reported:
+            findings.append(Finding("problem", what, cause["text"], cause["remedy"]))
     return findings
 
 

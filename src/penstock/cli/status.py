@@ -175,6 +175,8 @@ def _cause_key(job: Job, kind: str) -> tuple[str, ...]:
     """Return the kind of a cause, with the task or the group where these tell two causes of a kind apart."""
     if kind == "unknown task":
         return kind, job.options.task
+    if kind in _UNATTENDED:
+        return kind, _target_of(job.options.task)
     return (kind, group_of(job)) if kind.startswith("group") else (kind,)
 
 
@@ -296,10 +298,11 @@ def _print(status: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _cause_lines(status: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each cause in each queue, except "no worker", which ``workers_line`` covers for all queues."""
+    """Yield a line for each cause in each queue, except what ``workers_line`` says about all queues."""
+    hidden = "no worker" if _target(status) else ""
     for row in status["queues"]:
         for cause in row["causes"]:
-            if cause["kind"] != "no worker":
+            if cause["kind"] != hidden:
                 yield visible_in_line(
                     f"{held_jobs(row['queue'], cause)}: {cause['text']} {cause['remedy']}".rstrip()
                 )
@@ -317,14 +320,15 @@ def held_jobs(queue: str, cause: dict[str, Any]) -> str:
 def workers_line(status: dict[str, Any]) -> str:
     """Return the number of workers, with the command that starts one for the queues without a worker."""
     silent, dead, unattended = status["silent"], status["dead"], status["unattended"]
-    start = worker_command(*unattended, target=_target(status))
+    target = _target(status)
+    start = f": {worker_command(*unattended, target=target)}" if target else ""
     if not status["workers"]:
         of_queue = f" for queue {status['queue']}" if status["queue"] else ""
-        line = f"no worker runs{of_queue}: {start} starts one"
+        line = f"no worker runs{of_queue}{f'{start} starts one' * bool(start)}"
     else:
         line = f"{counted(status['workers'], 'worker')}, {status['running']} of {counted(status['slots'], 'slot')} busy"
         if unattended:
-            line += f"; none works on {', '.join(unattended)}: {start}"
+            line += f"; none works on {', '.join(unattended)}{start}"
     line += f"; {len(dead)} died: {listed(dead[:_NAMED], len(dead))}" if dead else ""
     if silent:
         line += f"; {len(silent)} silent for {span(SEEN_LATELY_MS)}: {listed(silent[:_NAMED], len(silent))}"
@@ -332,9 +336,15 @@ def workers_line(status: dict[str, Any]) -> str:
 
 
 def _target(status: dict[str, Any]) -> str:
-    """Return the argument that a worker needs: an app, or ``--commands`` if all jobs are commands."""
-    tasks = {cause["task"] for row in status["queues"] for cause in row.get("causes", ())}
-    return "--commands" if tasks == {COMMAND_TASK} else "[MODULE:APP]"
+    """Return the argument of a worker for all jobs without one; empty if they need different workers."""
+    causes = [cause for row in status["queues"] for cause in row.get("causes", ())]
+    targets = {_target_of(cause["task"]) for cause in causes if cause["kind"] == "no worker"}
+    return targets.pop() if len(targets) == 1 else "" if targets else "MODULE:APP"
+
+
+def _target_of(task: str) -> str:
+    """Return the argument of a worker for a task; empty for a job without a task, which needs its own handler."""
+    return "--commands" if task == COMMAND_TASK else "MODULE:APP" if task else ""
 
 
 def _rows(status: dict[str, Any]) -> list[tuple[Any, ...]]:

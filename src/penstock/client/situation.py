@@ -296,8 +296,8 @@ def _with_url(words: Iterable[str]) -> str:
     return " (with the URL of the store in PENSTOCK_URL)" if hidden else ""
 
 
-def worker_command(*queues: str, target: str = "[MODULE:APP]") -> str:
-    """Return the command that starts a worker for these queues. A known app takes the place of ``target``."""
+def worker_command(*queues: str, target: str = "MODULE:APP") -> str:
+    """Return the command that starts a worker for these queues. A known app takes the place of ``MODULE:APP``."""
     context = command_context.get()
     store = context.all_options
     if context.app and target != "--commands":
@@ -305,7 +305,6 @@ def worker_command(*queues: str, target: str = "[MODULE:APP]") -> str:
     elif context.code_names_store and target != "--commands":
         store = ()
     options = _typed([*(word for queue in queues for word in ("-q", queue)), *store])
-    # The target is not quoted: the reader replaces the part in brackets.
     return f"`penstock worker {target}{f' {options}' * bool(options)}`{_with_url(store)}"
 
 
@@ -313,9 +312,8 @@ def start_command(job: Job) -> str:
     """Return the command that starts a worker for this job; without a task, a description of the script."""
     if not job.options.task:
         return f'an app that has `@app.handler("{job.queue}")`: the job has no task'
-    return worker_command(
-        job.queue, target="--commands" if job.options.task == COMMAND_TASK else "MODULE:APP"
-    )
+    target = "--commands" if job.options.task == COMMAND_TASK else "MODULE:APP"
+    return worker_command(job.queue, target=target)
 
 
 def listed(names: Sequence[str], count: int) -> str:
