@@ -468,3 +468,15 @@ def test_a_line_that_is_also_invalid_behind_a_wrong_value_is_skipped(penstock: S
 def test_a_folder_with_a_nul_character_is_refused(penstock: Shell) -> None:
     refused = penstock.refused("enqueue", r'{"command": "true", "cwd": "a\u0000b"}', code=2)
     assert r"a\x00b' contains a NUL character" in refused
+
+
+def test_several_quoted_commands_are_not_one(penstock: Shell) -> None:
+    said = penstock.refused("enqueue", "echo 1", "echo 2", code=2)
+    assert "there is no program 'echo 1': several words are one command" in said
+    assert "`printf '%s\\n' 'echo 1' 'echo 2' | penstock enqueue -`" in said
+    assert not (penstock.folder / "penstock.db").exists()
+    program = penstock.folder / "my program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    penstock.ok("enqueue", "./my program", "a b")
+    penstock.ok("enqueue", "ls", "my file")

@@ -156,3 +156,9 @@ def test_a_table_at_a_terminal_has_short_ids(penstock: Shell) -> None:
     with Terminal(penstock, "list") as terminal:
         shown = terminal.read_until(id[-8:])
         assert id not in shown
+
+
+def test_the_beginning_of_an_id_is_answered_with_a_hint(penstock: Shell) -> None:
+    id = penstock.ok("enqueue", "true").strip()
+    said = penstock.refused("show", id[:10], code=3)
+    assert "Of an id, only the end can stand for the whole: give its last 8 characters or more." in said

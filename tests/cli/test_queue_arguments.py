@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 
+from penstock import App
 from tests.cli.conftest import Shell
 
 
@@ -96,7 +98,7 @@ def test_status_takes_a_queue_as_an_argument(penstock: Shell) -> None:
         penstock.ok("enqueue", "true", "-q", name)
     assert [row["queue"] for row in penstock.json("status", "mail")["queues"]] == ["mail"]
     assert [row["queue"] for row in penstock.json("status", "mail", "-q", "mail")["queues"]] == ["mail"]
-    assert "one queue or all" in penstock.refused("status", "mail", "-q", "reports", code=2)
+    assert "give one queue, got mail and reports" in penstock.refused("status", "mail", "-q", "reports", code=2)
     assert "Did you mean 'mail'? For a job, run: penstock show mial" in penstock.refused(
         "status", "mial", code=3
     )
@@ -115,3 +117,25 @@ def test_resume_names_the_queues_that_were_not_paused(on_both: Shell) -> None:
     on_both.ok("pause", "mail", "--for", "1h")
     assert on_both.ok("resume") == "resumed: mail\nnot paused: reports\n"
     assert on_both.ok("resume", "mail") == "not paused: mail\n"
+
+
+def test_limits_and_budgets_take_the_queue_as_an_argument(on_both: Shell) -> None:
+    on_both.ok("enqueue", "true", "-q", "mail")
+    assert on_both.ok("limit", "set", "mail", "--concurrency", "5") == "mail: concurrency 5\n"
+    assert [row["queue"] for row in on_both.json("limit", "show", "mail")] == ["mail"]
+    assert on_both.json("budget", "show", "mail") == []
+    assert "got mail and films" in on_both.refused("limit", "show", "mail", "-q", "films", code=2)
+    assert "Did you mean --concurrency 5?" in on_both.refused("limit", "set", "mail", "5", code=2)
+    assert "Did you mean --rate 5/s?" in on_both.refused("limit", "set", "mail", "5/s", code=2)
+
+
+async def test_a_limit_shows_what_it_holds_back(on_both: Shell) -> None:
+    run = asyncio.to_thread
+    await run(on_both.ok, "enqueue", "true", "-q", "slow")
+    await run(on_both.ok, "enqueue", "true", "-q", "slow")
+    await run(on_both.ok, "limit", "set", "slow", "--concurrency", "1")
+    url = on_both.environment.get("PENSTOCK_URL", f"sqlite:///{on_both.folder}/penstock.db")
+    async with App(url) as app:
+        assert await app.queue("slow").claim_one(wait=0) is not None
+        [row] = await run(on_both.json, "limit", "show", "slow")
+    assert (row["waiting"], row["active"], row["why"]) == (1, 1, "concurrency")

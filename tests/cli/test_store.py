@@ -50,7 +50,9 @@ def test_the_highest_place_that_names_a_store_counts_for_every_kind_of_command(
     assert {job["id"] for job in penstock.json("list", *flags, env=env)} == {"a", "b"}
     assert penstock.json("config", "get", "url", *flags, env=env)["value"] == url[highest]
     worker = penstock("worker", "--burst", "--no-commands", *flags, env=env)
-    first = worker.stderr.splitlines()[0]
+    ignored = "PENSTOCK_URL is ignored" if env and highest == "code" else "worker "
+    assert ignored in worker.stderr.splitlines()[0]
+    first = next(line for line in worker.stderr.splitlines() if "starts: store" in line)
     named = f"sqlite:///{tmp_path / url[highest].removeprefix('sqlite:///')}"
     assert f"starts: store {named}, namespace default, queues mail" in first, worker.stderr
     assert penstock.json("show", "a", *flags, env=env)["state"] == "completed"
@@ -195,3 +197,15 @@ def test_a_relative_store_of_a_project_is_the_same_in_every_folder_of_it(
     below.mkdir(parents=True)
     assert [job["id"] for job in Shell(below).json("list")] == ["a"]
     assert not list(below.iterdir())
+
+
+def test_an_ignored_url_is_named_once(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(f"from penstock import App\n\napp = App('sqlite:///{tmp_path}/own.db')\n")
+    env = {"PENSTOCK_APP": "jobs:app", "PENSTOCK_URL": f"sqlite:///{tmp_path}/other.db"}
+    said = penstock("enqueue", "true", env=env).stderr
+    assert said == (
+        "PENSTOCK_URL is ignored: the app jobs:app names another store. Give --url for that of PENSTOCK_URL\n"
+    )
+    assert "is ignored" not in penstock("status", "--url", env["PENSTOCK_URL"], env=env).stderr
+    env["PENSTOCK_URL"] = f"sqlite:///{tmp_path}/own.db"
+    assert penstock("status", env=env).stderr == ""

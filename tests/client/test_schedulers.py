@@ -313,3 +313,21 @@ async def test_a_clock_that_was_ahead_for_a_moment_does_not_silence_a_scheduler(
     info = await queue.scheduler("often")
     assert info is not None
     assert info.next is None or info.next < datetime.now(UTC) + timedelta(hours=2)
+
+
+async def test_a_worker_logs_the_scheduler_that_its_code_replaces(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.scheduled(cron="0 3 * * *")
+    @app.task(queue="mail")
+    async def nightly() -> None: ...
+
+    caplog.set_level("INFO", "penstock.worker")
+    await app.schedule("nightly", nightly.job(), cron="0 3 * * *", tz="Europe/Berlin")
+    await app.put_declared(await app.connect())
+    assert [record.getMessage() for record in caplog.records] == [
+        "the scheduler 'nightly' of queue 'mail' is replaced by that of the code: cron 0 3 * * * UTC, task nightly; "
+        "it was: cron 0 3 * * * Europe/Berlin, task nightly"
+    ]
+    await app.put_declared(await app.connect())
+    assert len(caplog.records) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Final
 
 import click
 
@@ -12,6 +13,10 @@ from penstock.cli.parameters import Flags, command_of, family, json_option
 from penstock.cli.settings import KEYS, Origin, Setting, Settings, Value, checked_value, known_key
 from penstock.core.text import without_password
 from penstock.storage import open_storage
+
+
+_RETRIES: Final = ("max_retries", "maxretries", "retries")
+"""Names in other tools for one less than the key ``attempts``."""
 
 
 @family("config")
@@ -64,6 +69,8 @@ def get(flags: Flags, key: str | None, as_json: bool) -> None:
 @click.pass_obj
 def set_(flags: Flags, key: str, value: str) -> None:
     """Save VALUE for KEY, for this project. An empty VALUE removes the saved value."""
+    if key.lower().replace("-", "_") in _RETRIES:
+        key, value = "attempts", _attempts(key, value)
     settings, setting = Settings(flags), known_key(key)
     saved = {name: other for name, other in settings.saved.items() if name != setting.name}
     if value:
@@ -79,6 +86,15 @@ def set_(flags: Flags, key: str, value: str) -> None:
     if value and current.origin.kind != "saved":
         text = _text(_without_password(current.value))
         click.echo(f"saved, but {current.origin} says {text!r}, which ranks higher", err=True)
+
+
+def _attempts(key: str, retries: str) -> str:
+    """Return the number of attempts for a number of retries, and say so."""
+    if not retries.isdigit():
+        return retries
+    attempts = str(int(retries) + 1)
+    click.echo(f"attempts is now {attempts}: the first run, and {key} = {retries} after it", err=True)
+    return attempts
 
 
 @command_of(config, "list")

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -177,7 +178,19 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
 def _imported_app(settings: Settings, target: str) -> App:
     from penstock.client.app import App
 
-    return _imported(settings, target, App, otherwise="is neither a command nor an app")
+    # Before the import, which sets the variables of the environment.
+    url = settings.setting("url")
+    app = _imported(settings, target, App, otherwise="is neither a command nor an app")
+    if url.origin.kind == "environment" and app.named.url not in (None, url.value):
+        _note_ignored_url(target)
+    return app
+
+
+@cache
+def _note_ignored_url(target: str) -> None:
+    """Say once that the code of the app ranks above the environment."""
+    note = f"PENSTOCK_URL is ignored: the app {target} names another store. Give --url for that of PENSTOCK_URL"
+    print(visible_in_line(note), file=sys.stderr)
 
 
 def _move_to_store(settings: Settings, app: App) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -183,6 +184,7 @@ def enqueue(
         if wait or options["id"]:
             raise CommandLineError("--id and --wait are for one job, not for a file.", ExitCode.USAGE)
         return _enqueue_file(app, jobs, file, keep_going=keep_going, print_ids=print_ids, as_json=as_json)
+    _refuse_several_commands(job)
     _warn(app, job, options)
     text = job[0] if len(job) == 1 else shlex.join(job)
     # Before the store is opened, because that creates the file of a new one.
@@ -203,6 +205,16 @@ def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> Non
                 f"{flag} {number} {job[0]}: a duration is one word. Give {flag} '{number} {job[0]}'.",
                 ExitCode.USAGE,
             )
+
+
+def _refuse_several_commands(job: tuple[str, ...]) -> None:
+    """Refuse ``'echo 1' 'echo 2'``: several words are one command, whose program is the first word."""
+    if len(job) > 1 and len(job[0].split()) > 1 and shutil.which(job[0]) is None:
+        raise CommandLineError(
+            f"there is no program {job[0]!r}: several words are one command. For a job of each, run "
+            f"`printf '%s\\n' {shlex.join(job)} | penstock enqueue -`. For one job, quote the whole command.",
+            ExitCode.USAGE,
+        )
 
 
 def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:

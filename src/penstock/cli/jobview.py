@@ -55,6 +55,7 @@ _UNHINDERED: Final = ("ready", "active", "retry", "completed", "failed", "cancel
 
 _GENERATED: Final = 32
 _is_generated: Final = re.compile(rf"[0-9a-f]{{{_GENERATED}}}").fullmatch
+_is_part_of_id: Final = re.compile(rf"[0-9a-f]{{,{_GENERATED - 1}}}").fullmatch
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
@@ -145,8 +146,11 @@ async def _not_found(app: App, text: str, queue: str | None, names: Sequence[str
             f"{SHORTEST} characters of the id."
         )
     message = f"job {text!r} was not found in {where}: the id is wrong, or the job is no longer kept."
-    if place is not None or not await _has_large_queue(app, names):
+    if place is not None:
         return message
+    if not await _has_large_queue(app, names):
+        hint = f" Of an id, only the end can stand for the whole: give its last {SHORTEST} characters or more."
+        return message + hint * bool(_is_part_of_id(text))
     return (
         f"{message} In a queue of more than {SCANNED_WHOLE:,} jobs, give the whole id, because only the first and "
         f"last {SCANNED_OF_STATE} jobs of each state are searched for its end."

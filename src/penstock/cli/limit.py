@@ -16,12 +16,14 @@ from penstock.cli.parameters import (
     command_of,
     family,
     json_option,
+    one_queue,
+    queue_argument,
     queue_option,
     queue_option_for,
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration_or
-from penstock.core.limits import MILLION, Rate, parse_rate
+from penstock.core.limits import EVERY_GROUP, MILLION, Rate, parse_rate
 from penstock.core.units import describe
 from penstock.errors import InvalidOption
 
@@ -100,12 +102,13 @@ async def _period(app: App, queue: str, name: str, flow: str) -> str | None:
 
 
 @command_of(budget, "show")
+@queue_argument
 @queue_option
 @json_option
 @click.pass_obj
-def show_budget(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+def show_budget(flags: Flags, /, *, name: str | None, queue: str | None, as_json: bool) -> None:
     """Show the budgets, and how much of each is spent."""
-    settings = Settings(flags)
+    settings, queue = Settings(flags), one_queue(name, queue)
 
     async def read(app: App) -> list[dict[str, Any]]:
         names = await queues_with_rules(app, queue, settings)
@@ -167,13 +170,14 @@ def limit() -> None:
     """Limits of queues and of groups of jobs. They apply to all workers, from the next claim on.
 
     \b
-      penstock limit set -q mail --rate 100/s
-      penstock limit set -q mail --group '*' --concurrency 1      every group strictly in order
-      penstock limit show
+      penstock limit set mail --rate 100/s
+      penstock limit set mail --group '*' --concurrency 1      every group strictly in order
+      penstock limit show mail
     """
 
 
 @command_of(limit, "set")
+@queue_argument
 @queue_option_for(QUEUE_OR_DEFAULT)
 @click.option("--group", metavar="KEY", help="A group; '*' is every group without its own limit.")
 @click.option("--concurrency", metavar="NUMBER", help="Number of jobs that may be active at a time.")
@@ -187,13 +191,22 @@ def limit() -> None:
 @click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
 @click.pass_obj
 def set_limit(
-    flags: Flags, /, *, queue: str | None, group: str | None, remove: bool, create: bool, **options: Any
+    flags: Flags,
+    /,
+    *,
+    name: str | None,
+    queue: str | None,
+    group: str | None,
+    remove: bool,
+    create: bool,
+    **options: Any,
 ) -> None:
     """Limit a queue or a group. Bounds that are not given stay unchanged.
 
     "none" removes one bound: --rate none. --none removes the whole limit.
     """
     settings = Settings(flags)
+    queue = one_queue(name, queue)
     name = queue or settings["queue"]
     bounds = {
         key: None if value == "none" else _PARSERS[key](value)
@@ -250,12 +263,13 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 @command_of(limit, "show")
+@queue_argument
 @queue_option
 @json_option
 @click.pass_obj
-def show_limit(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+def show_limit(flags: Flags, /, *, name: str | None, queue: str | None, as_json: bool) -> None:
     """Show the limits, the groups that wait because of a limit or a pause, and the budgets."""
-    settings = Settings(flags)
+    settings, queue = Settings(flags), one_queue(name, queue)
 
     async def read(app: App) -> list[dict[str, Any]]:
         names = await queues_with_rules(app, queue, settings)
@@ -282,10 +296,10 @@ def show_limit(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
 async def _limit_rows(app: App, name: str) -> list[dict[str, Any]]:
     """Return the limits of a queue, and its groups that wait."""
     limits = await app.queue(name).limits()
+    limited = await (await app.connect()).groups(name, keys=[key for key in limits if key != EVERY_GROUP])
     groups = {group.key: group async for group in app.queue(name).groups()}
-    keys = list(
-        dict.fromkeys([*limits, *(key for key, group in groups.items() if group.blocked or group.paused)])
-    )
+    keys = dict.fromkeys([*limits, *(key for key, group in groups.items() if group.blocked or group.paused)])
+    groups |= {group.key: group for group in limited.groups}
     rows = []
     for key in keys:
         row = {"queue": name, "group": key, **_bounds_of(limits.get(key))}

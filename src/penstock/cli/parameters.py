@@ -127,11 +127,19 @@ class Family(PlainCommand, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None:
-            args = [*(known_command(_path(ctx), args[0]) or args[:1]), *args[1:]]
+            args = _with_known_command(_path(ctx), args)
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
             raise no_such_command(ctx, args[0], self.list_commands(ctx)) from None
+
+
+def _with_known_command(path: str, args: list[str]) -> list[str]:
+    """Return ``args`` with the command of another tool, one or two words, replaced by that of ``path``."""
+    for count in (2, 1):
+        if meant := known_command(path, " ".join(args[:count])):
+            return [*meant, *args[count:]]
+    return args
 
 
 def _path(ctx: click.Context) -> str:
@@ -177,6 +185,8 @@ def _hint_at_extra(ctx: click.Context, words: str) -> str:
         return f"Give the times with --cron {times!r}." if _CRON(times) else "Quote the command."
     if path == "clean" and is_duration(words):
         return f"Did you mean --older-than {words}?"
+    if path == "limit set" and words[:1].isdigit():
+        return f"Did you mean --{'rate' if '/' in words else 'concurrency'} {words}?"
     return advice_on_word(path, words) or _queue_hint(ctx, words)
 
 
@@ -325,6 +335,19 @@ def _one_queue(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     if value and not value[0]:
         raise click.UsageError("-q is empty. Give the name of a queue, or leave it out.", ctx)
     return value[0] if value else None
+
+
+def queue_argument(function: F) -> F:
+    """Add the argument QUEUE as ``name``; ``one_queue`` combines it with ``--queue``."""
+    argument = click.argument("name", metavar="[QUEUE]", required=False, shell_complete=completes_queues)
+    return argument(function)
+
+
+def one_queue(name: str | None, queue: str | None) -> str | None:
+    """Return the queue of the argument or of ``--queue``. Raise ``UsageError`` if they differ."""
+    if name and queue and name != queue:
+        raise click.UsageError(f"give one queue, got {name} and {queue}.")
+    return name or queue
 
 
 def limit_option(default: int) -> Callable[[F], F]:

@@ -14,7 +14,15 @@ from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.jobview import reason_fields
 from penstock.cli.output import at_terminal, console, exact, fitted, print_json, print_table, rich_table, span
-from penstock.cli.parameters import Flags, command, completes_queues, every_option, json_option, queue_option
+from penstock.cli.parameters import (
+    Flags,
+    command,
+    every_option,
+    json_option,
+    one_queue,
+    queue_argument,
+    queue_option,
+)
 from penstock.cli.settings import Settings
 from penstock.client.session import shown_store
 from penstock.client.situation import SEEN_LATELY_MS, at_second, counted, group_of, listed, worker_command
@@ -235,7 +243,7 @@ def _state_of(worker: WorkerInfo) -> str:
 
 
 @command("status")
-@click.argument("name", metavar="[QUEUE]", required=False, shell_complete=completes_queues)
+@queue_argument
 @queue_option
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @every_option
@@ -253,9 +261,7 @@ def status(
       active       runs
       completed, failed, cancelled    finished, and kept for a while
     """
-    if name and queue and name != queue:
-        raise click.UsageError(f"status shows one queue or all, got {queue} and {name}.")
-    queue = name or queue
+    queue = one_queue(name, queue)
     settings = Settings(flags)
 
     async def show(app: App) -> None:

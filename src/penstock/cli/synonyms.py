@@ -43,6 +43,21 @@ _COMMANDS: Final = {
 }
 """Commands, with their names in RQ, Celery, kubectl, docker, systemctl, git, at, nq, Grid Engine."""
 
+_TWO_WORDS: Final = {
+    "enqueue": "job add, job create, job enqueue",
+    "list": "job list, job ls, jobs list, jobs ls",
+    "show": "job show",
+    "cancel": "job cancel",
+    "retry": "job retry",
+    "remove": "job delete, job remove",
+    "status": "queue list, queue ls, queue show, queue status, queues list, queues ls",
+    "pause": "queue pause",
+    "resume": "queue resume",
+    "drain": "queue drain, queue empty, queue purge",
+    "clear": "queue clear",
+}
+"""Commands, with their names in tools that put the noun first."""
+
 _MEMBERS: Final = {
     "config list": "ls show",
     "dlq clear": "delete empty purge remove",
@@ -113,6 +128,7 @@ _OPTIONS: Final = {
 """
 
 SAME: Final[dict[str, str]] = {
+    **{name: meant for meant, names in _TWO_WORDS.items() for name in names.split(", ")},
     **{name: meant for meant, names in _COMMANDS.items() for name in names.split()},
     **{f"{meant.split()[0]} {name}": meant for meant, names in _MEMBERS.items() for name in names.split()},
     **{

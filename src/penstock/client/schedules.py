@@ -31,7 +31,7 @@ from penstock.core.schedule import (
     pack_spec,
     unpack_spec,
 )
-from penstock.core.text import shown
+from penstock.core.text import get_logger, shown
 from penstock.core.units import describe, milliseconds
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.storage.values import NewScheduler
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from penstock.storage.contract import Storage
     from penstock.storage.values import Scheduler
 
+
+logger = get_logger("penstock.worker")
 
 _FURTHEST: Final = 2**31 - 1
 
@@ -252,7 +254,8 @@ class AppSchedulers:
     def scheduled(self, *unnamed: Never, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
         """Schedule a task without arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
 
-        A worker of the task's queue creates the scheduler when it starts. Its default name is that of the task.
+        A worker of the task's queue creates the scheduler when it starts, or replaces the one with its name. The
+        default name is that of the task. Without ``tz``, ``cron`` is in UTC.
         """
         _refuse_unnamed(unnamed, "@app.scheduled({})")
         read_schedule(when)
@@ -280,7 +283,19 @@ class AppSchedulers:
         """Create the schedulers of ``@app.scheduled`` on these queues, or on all. Workers call it when they start."""
         for (queue, name), spec in self._declared.items():
             if queues is None or queue in queues:
-                await put_scheduler(storage, queue, name, spec)
+                known = (await storage.schedulers(queue, [name])).schedulers
+                info = await put_scheduler(storage, queue, name, spec)
+                if known and known[0].spec != info.raw.spec:
+                    _log_replaced(SchedulerInfo(queue, known[0]), info)
+
+
+def _log_replaced(before: SchedulerInfo, now: SchedulerInfo) -> None:
+    """Log a scheduler that the code has changed: it may have been added by hand, in another time zone."""
+    logger.info(
+        "the scheduler %r of queue %r is replaced by that of the code: %s, task %s; it was: %s, task %s",
+        *(now.name, now.queue, now.when, now.task, before.when, before.task),
+        extra={"queue": now.queue, "scheduler": now.name},
+    )
 
 
 class QueueSchedulers:
