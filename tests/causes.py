@@ -31,7 +31,13 @@ CAUSES: Final = (
         ("Queue paused has been paused since 20",),
         "`penstock resume -q paused`",
     ),
-    Cause("resting", "rested", "paused", ("Queue resting is paused until 20", "(in 59m"), "`penstock resume"),
+    Cause(
+        "resting",
+        "rested",
+        "paused",
+        ("Queue resting has been paused since 20", ", until 20", "(in 59m"),
+        "`penstock resume",
+    ),
     Cause(
         "alone",
         "orphan",

@@ -137,6 +137,9 @@ def test_saved_settings_are_never_readable_by_others(penstock: Shell, tmp_path: 
 def test_retries_of_other_tools_are_attempts(penstock: Shell) -> None:
     for name in ("max_retries", "max-retries", "retries"):
         said = penstock("config", "set", name, "4")
-        assert (said.returncode, said.stderr) == (0, f"attempts is now 5: the first run, and {name} = 4 after it\n")
+        assert (said.returncode, said.stderr) == (
+            0,
+            f"attempts is now 5: the first run, and {name} = 4 after it\n",
+        )
         assert penstock.ok("config", "get", "attempts") == "5\n"
     assert "attempts cannot be 'many'" in penstock.refused("config", "set", "max_retries", "many", code=2)

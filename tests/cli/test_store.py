@@ -200,7 +200,9 @@ def test_a_relative_store_of_a_project_is_the_same_in_every_folder_of_it(
 
 
 def test_an_ignored_url_is_named_once(penstock: Shell, tmp_path: Path) -> None:
-    (tmp_path / "jobs.py").write_text(f"from penstock import App\n\napp = App('sqlite:///{tmp_path}/own.db')\n")
+    (tmp_path / "jobs.py").write_text(
+        f"from penstock import App\n\napp = App('sqlite:///{tmp_path}/own.db')\n"
+    )
     env = {"PENSTOCK_APP": "jobs:app", "PENSTOCK_URL": f"sqlite:///{tmp_path}/other.db"}
     said = penstock("enqueue", "true", env=env).stderr
     assert said == (

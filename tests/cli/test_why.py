@@ -12,6 +12,7 @@ from textual.widgets import DataTable, Static
 
 from penstock import App
 from penstock.cli.connect import open_app
+from penstock.cli.output import wrapped
 from penstock.cli.parameters import Flags
 from penstock.cli.settings import Settings
 from penstock.cli.topscreen import Details, TopScreen
@@ -19,6 +20,7 @@ from penstock.client.situation import command_context, command_line, worker_comm
 from penstock.core.job import NewJob
 from tests.causes import CAUSES, Cause, plant
 from tests.cli.conftest import Shell
+from tests.cli.terminal import Terminal
 
 # Each starts the script many times, which takes a while where the machine is busy.
 pytestmark = pytest.mark.timeout(300)
@@ -32,6 +34,25 @@ def in_a_column(cause: Cause) -> str:
     """Return how a list begins to say it: it reads each queue once, and so knows neither children nor old pauses."""
     words = {"paused": f"Queue {cause.queue} ", "group paused": "Group other is paused"}
     return words.get(cause.kind, "other jobs" if cause.kind == "children" else cause.words[0])[:40]
+
+
+IN_SHORT = {
+    "stopped": "paused",
+    "rested": "paused until ",
+    "orphan": "no worker",
+    "second": "queue limit: capped/",
+    "behind": "group limit: grouped/",
+    "quiet": "group paused",
+    "later": "rate limit until ",
+    "poor": "budget",
+    "parent": "waits for jobs",
+    "asks": "waits for signal: paid",
+    "foreign": "unknown task: other.task",
+    "shy": "unknown task: new.task",
+    "tomorrow": "not due until 20",
+    "half": "write not complete",
+}
+"""What a narrow column says about each cause."""
 
 
 @pytest.fixture
@@ -69,7 +90,7 @@ def test_show_and_list_name_each_cause(planted: Shell) -> None:
     table = {line.split()[0]: line for line in planted.ok("list").splitlines()[1:] if line.strip()}
     for cause in CAUSES:
         assert in_a_column(cause) in table[cause.id]
-    for cause in (CAUSES[0], CAUSES[3], CAUSES[8]):
+    for cause in CAUSES:
         shown = planted.ok("show", cause.id)
         assert all(words in shown for words in cause.words)
         assert cause.remedy in shown
@@ -156,7 +177,9 @@ async def test_top_shows_each_cause(on_both: Shell) -> None:
             rows = [[str(cell) for cell in table.get_row_at(at)] for at in range(table.row_count)]
             why = {row[0]: row[-1] for row in rows}
             for cause in CAUSES:
-                assert in_a_column(cause) in why[cause.id]
+                assert why[cause.id].startswith(IN_SHORT[cause.id])
+                # The telling word comes first, so that it is there at 80 columns.
+                assert len(IN_SHORT[cause.id]) <= 24
             top.push_screen(Details(app, "flows/parent", every=3600))
             await pilot.pause()
             facts = str(top.screen.query_one("#facts-text", Static).render())
@@ -206,9 +229,43 @@ def test_jobs_that_need_different_workers_each_name_theirs(penstock: Shell) -> N
     penstock.ok("enqueue", "true", "--id", "a")
     penstock.ok("enqueue", "--task", "send", "{}", "--id", "b")
     told = penstock.ok("status").splitlines()
-    assert "default/a: No worker runs for queue default. Start one with `penstock worker --commands -q default`." in told
-    assert "default/b: No worker runs for queue default. Start one with `penstock worker MODULE:APP -q default`." in told
+    assert (
+        "default/a: No worker runs for queue default. Start one with `penstock worker --commands -q default`."
+        in told
+    )
+    assert (
+        "default/b: No worker runs for queue default. Start one with `penstock worker MODULE:APP -q default`."
+        in told
+    )
     assert told[-1] == "no worker runs"
+
+
+def test_a_terminal_of_80_columns_shows_all_counts_and_whole_words(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--delay", "1h", "-q", "a-queue-with-a-long-name")
+    penstock.ok("enqueue", "true", "-q", "limited", "--id", "late", "--delay", "2h")
+    penstock.ok("pause", "limited", "--for", "1h")
+    with Terminal(penstock, "status", columns=80) as terminal:
+        terminal.wait()
+        shown = terminal.text.replace("\r", "").splitlines()
+    assert "scheduled" in shown[0].split()
+    assert max(map(len, shown)) <= 80
+    assert "limited/late: It is not due until 20" in terminal.text
+    with Terminal(penstock, "show", "late", columns=80) as terminal:
+        terminal.wait()
+        shown = terminal.text.replace("\r", "").splitlines()
+    why = next(at for at, line in enumerate(shown) if line.startswith("why "))
+    assert max(map(len, shown[why : why + 2])) <= 80
+    assert f"{'':13}Run `penstock promote limited/late` to run it now." in shown
+
+
+def test_sentences_wrap_between_words_and_keep_commands_whole() -> None:
+    text = "Wait until a job finishes, or raise it with `penstock limit set -q mail --concurrency 2`."
+    assert wrapped(text, 34).splitlines() == [
+        "Wait until a job finishes, or",
+        "raise it with",
+        "`penstock limit set -q mail --concurrency 2`.",
+    ]
+    assert wrapped("one two", 6, indent=2) == "one\n  two"
 
 
 def test_a_list_in_a_pipe_has_whole_texts(penstock: Shell) -> None:

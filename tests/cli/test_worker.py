@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from threading import Timer
 
@@ -514,6 +516,49 @@ def test_ctrl_c_twice_hands_the_jobs_back_and_leaves_nothing_behind(penstock: Sh
         assert terminal.wait() == 0
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert penstock.json("show", "x")["state"] == "waiting"
+
+
+def test_the_live_view_counts_a_job_that_is_handed_back(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "touch begun; sleep 60", "--id", "handed-one")
+    with Terminal(penstock, "worker") as terminal:
+        until((tmp_path / "begun").exists)
+        terminal.read_until("twice hands them back")
+        terminal.press("\x03")
+        terminal.read_until("Ctrl-C hands the running jobs back.")
+        terminal.press("\x03")
+        assert terminal.wait() == 0
+        last = terminal.text.rpartition("penstock worker ")[2]
+    assert " stopped\r" in last or " stopped\n" in last
+    assert "handed back 1" in last
+    assert "handed back  handed-one" in last
+    assert "Ctrl-C" not in last
+
+
+HANDLER = """
+from penstock import App
+
+app = App()
+
+@app.handler("raw")
+async def handle(payload: dict[str, str]) -> str:
+    return f"got {payload}"
+"""
+
+
+def test_a_worker_runs_the_handler_of_a_queue(on_both: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(HANDLER)
+    (tmp_path / "produce.py").write_text(
+        "import asyncio\nfrom jobs import app\n\nasync def main():\n    async with app:\n"
+        "        await app.queue('raw').enqueue({'to': 'ada'}, id='a')\n\nasyncio.run(main())\n"
+    )
+    subprocess.run(
+        [sys.executable, "produce.py"], cwd=tmp_path, env=on_both.environment, check=True, timeout=60
+    )
+    said = on_both.ok("why", "a")
+    assert '@app.handler("raw")' in said
+    on_both.ok("worker", "jobs:app", "--burst")
+    shown = on_both.json("show", "a")
+    assert (shown["state"], shown["result"]) == ("completed", "got {'to': 'ada'}")
 
 
 FAILING = """

@@ -142,7 +142,7 @@ async def test_a_pause_requested_by_a_handler_is_reported_as_such(app: App) -> N
     assert listed.text.startswith("Queue api starts no jobs until 20")
 
     await queue.pause("5h")
-    assert (await handle.why()).text.startswith("Queue api is paused until 20")
+    assert (await handle.why()).text.startswith("Queue api has been paused since 20")
 
 
 async def test_a_pause_of_one_group_by_a_handler_names_the_job(app: App) -> None:
@@ -221,6 +221,21 @@ async def test_a_wait_that_is_over_says_why(app: App) -> None:
         await job.result(timeout="20ms")
     with pytest.raises(ResultTimeout, match="Queue mail has been paused"):
         await queue.call(1, id="b", wait="500ms")
+
+
+async def test_a_call_that_times_out_names_the_cause(app: App) -> None:
+    await plant(app)
+    for cause in CAUSES:
+        if cause.kind not in ("paused", "no worker", "unknown task", "queue limit", "rate limit"):
+            continue
+        task = {"foreign": "other.task"}.get(cause.id, "")
+        if cause.id == "shy":
+            # A new job of its task has not been handed back yet.
+            continue
+        with pytest.raises(ResultTimeout) as late:
+            await app.queue(cause.queue).call(1, id=f"{cause.id}-call", task=task, wait="20ms")
+        assert all(words in str(late.value) for words in cause.words), late.value
+        assert cause.remedy in str(late.value)
 
 
 async def test_the_cost_does_not_grow_with_the_queue(spy: Spy) -> None:

@@ -71,8 +71,13 @@ def test_the_fastapi_application_enqueues_and_tells_the_state_of_jobs(tmp_path: 
     with running_worker("worker jobs:app", tmp_path, []):
         said = ran("visitor.py", tmp_path)
 
-    shown = "{'state': 'completed', 'result': 'sent to ada@example.org', 'error': None}"
+    shown = "{'state': 'completed', 'result': 'hello for ada@example.org', 'error': None}"
     assert said == [f"202 {shown}", "404", "404", "404"]
+
+
+def test_the_pages_have_the_same_tasks_so_that_both_work_in_one_folder() -> None:
+    pages = [next(examples(ROOT / page, 'python title="jobs.py"')) for page in ("README.md", "docs/web.md")]
+    assert pages[0].code == pages[1].code
 
 
 @pytest.mark.timeout(120)

@@ -14,7 +14,6 @@ from penstock.cli.settings import KEYS, Origin, Setting, Settings, Value, checke
 from penstock.core.text import without_password
 from penstock.storage import open_storage
 
-
 _RETRIES: Final = ("max_retries", "maxretries", "retries")
 """Names in other tools for one less than the key ``attempts``."""
 

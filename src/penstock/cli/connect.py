@@ -189,7 +189,9 @@ def _imported_app(settings: Settings, target: str) -> App:
 @cache
 def _note_ignored_url(target: str) -> None:
     """Say once that the code of the app ranks above the environment."""
-    note = f"PENSTOCK_URL is ignored: the app {target} names another store. Give --url for that of PENSTOCK_URL"
+    note = (
+        f"PENSTOCK_URL is ignored: the app {target} names another store. Give --url for that of PENSTOCK_URL"
+    )
     print(visible_in_line(note), file=sys.stderr)
 
 

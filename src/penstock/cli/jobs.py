@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -24,7 +25,7 @@ from penstock.cli.jobview import (
     timeline,
     timeline_row,
 )
-from penstock.cli.output import at_terminal, print_json, print_table, raw
+from penstock.cli.output import at_terminal, print_json, print_sentences, print_table, raw, wrapped
 from penstock.cli.parameters import (
     QUEUE_OF_ID,
     STATES,
@@ -207,6 +208,8 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
     for name, value in [*facts(job, reason), *step_facts(steps)]:
         # Indented, the lines of a script cannot pass for facts.
         text = str(value).replace("\n", f"\n{'':13}")
+        if name == "why" and at_terminal():
+            text = wrapped(text, shutil.get_terminal_size().columns, indent=13)
         click.echo(f"{name:12} {text}")
     click.echo(f"\n{lost}" if lost else "")
     for line in timeline(events):
@@ -242,9 +245,8 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
             }
         )
         return
-    click.echo(visible_in_line(reason.text))
-    if reason.remedy:
-        click.echo(visible_in_line(reason.remedy))
+    for sentences in filter(None, (reason.text, reason.remedy)):
+        print_sentences(visible_in_line(sentences))
 
 
 @command("logs")

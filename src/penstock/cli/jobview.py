@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
 from penstock.cli.synonyms import did_you_mean
 from penstock.client.situation import counted, listed
 from penstock.core.command import COMMAND_TASK
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_id, ref_of, split_ref
 from penstock.core.text import visible_in_line
@@ -51,6 +53,11 @@ BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
 SPARE: Final = ("runs", "queue", "why", "when")
 """Columns that a narrow terminal leaves out."""
 _LONGEST: Final = 48
+_SHORT_KINDS: Final = {
+    "children": "waits for jobs",
+    "signal": "waits for signal",
+    "staged": "write not complete",
+}
 _UNHINDERED: Final = ("ready", "active", "retry", "completed", "failed", "cancelled")
 
 _GENERATED: Final = 32
@@ -149,7 +156,9 @@ async def _not_found(app: App, text: str, queue: str | None, names: Sequence[str
     if place is not None:
         return message
     if not await _has_large_queue(app, names):
-        hint = f" Of an id, only the end can stand for the whole: give its last {SHORTEST} characters or more."
+        hint = (
+            f" Of an id, only the end can stand for the whole: give its last {SHORTEST} characters or more."
+        )
         return message + hint * bool(_is_part_of_id(text))
     return (
         f"{message} In a queue of more than {SCANNED_WHOLE:,} jobs, give the whole id, because only the first and "
@@ -186,7 +195,6 @@ def brief(
     info: JobInfo, reason: Reason | None = None, *, shown_id: str | None = None, whole: bool = False
 ) -> tuple[Any, ...]:
     """Return the row of a job under ``BRIEF``. ``shown_id`` replaces its id; ``whole`` keeps long texts."""
-    shorten = in_one_line if whole else cut
     raw = info.raw
     at_ms = (
         raw.finished_at_ms
@@ -198,17 +206,17 @@ def brief(
         shown_id or info.id,
         info.queue,
         info.state.value,
-        shorten(title(info)),
+        in_one_line(title(info)) if whole else cut(title(info)),
         info.runs,
         ago(at_ms, time.time_ns() // 1_000_000),
-        shorten(_why(info, reason)),
+        in_one_line(_why(info, reason, in_words=True)) if whole else cut(_why(info, reason, in_words=False)),
     )
 
 
-def _why(info: JobInfo, reason: Reason | None) -> str:
+def _why(info: JobInfo, reason: Reason | None, *, in_words: bool) -> str:
     """Return what keeps the job from running, or its last failure unless it completed afterwards."""
     if reason is not None and reason.kind not in _UNHINDERED:
-        return reason.text
+        return reason.text if in_words else _in_short(info, reason)
     if info.state == "completed":
         return ""
     failure = info.raw.failure
@@ -216,6 +224,23 @@ def _why(info: JobInfo, reason: Reason | None) -> str:
         return info.blocked_by
     # The message of an exception says little without its class; that of a failed command needs none.
     return failure.message if info.task == COMMAND_TASK else f"{failure.type}: {failure.message}"
+
+
+def _in_short(info: JobInfo, reason: Reason) -> str:
+    """Return a cause for a narrow column, the telling word first: ``queue limit: mail/1``, ``paused until 18:05``."""
+    if reason.kind == "unknown task":
+        return f"unknown task: {info.task}"
+    kind = _SHORT_KINDS.get(reason.kind, reason.kind)
+    if reason.until is not None:
+        return f"{kind} until {_clock(reason.until)}"
+    names = ", ".join(reason.jobs) or (info.raw.extras or EMPTY_EXTRAS).awaits
+    return f"{kind}: {names}" if names else kind
+
+
+def _clock(at: datetime) -> str:
+    """Return the time of day of an instant, with its date unless that is today."""
+    local = at.astimezone()
+    return f"{local:%H:%M:%S}" if local.date() == datetime.now().date() else f"{local:%Y-%m-%d %H:%M}"
 
 
 def described(info: JobInfo, reason: Reason | None = None, *, traceback: bool = False) -> dict[str, Any]:

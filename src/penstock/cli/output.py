@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -138,11 +139,12 @@ STATE_STYLES: Final = {
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 _PROSE: Final = frozenset(
-    {"what", "why", "found", "advice", "meaning", "value", "from", "options", "store", "log"}
+    {"what", "why", "found", "advice", "meaning", "value", "from", "options", "store", "log", ""}
 )
 """Columns whose cells may wrap. Ids and states stay in one line, so that they can be read and copied."""
 _LEAST_OF_PROSE: Final = 14
 _GAP: Final = 2
+_WORDS: Final = re.compile(r"(?:`[^`]*`|[^\s`])+").findall
 _NOT_ESCAPED: Final = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -264,6 +266,22 @@ def prose_widths(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: i
         shares[at] = max(min(needs[at], left // (len(prose) - position)), 1)
         left -= shares[at]
     return shares
+
+
+def print_sentences(text: str) -> None:
+    """Print sentences, wrapped at spaces at a terminal."""
+    click.echo(wrapped(text, shutil.get_terminal_size().columns) if at_terminal() else text)
+
+
+def wrapped(text: str, width: int, *, indent: int = 0) -> str:
+    """Return ``text`` in lines of ``width``, the others indented. A command in backticks stays whole, to be pasted."""
+    lines = [""]
+    for word in _WORDS(text):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width - indent:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return f"\n{' ' * indent}".join(lines)
 
 
 def print_json(value: Any) -> None:

@@ -68,7 +68,9 @@ def schedule() -> None:
     help="At these times: five fields, six with the seconds first, or @hourly, @daily, @weekly, @monthly, @yearly.",
 )
 @click.option(
-    "--tz", metavar="ZONE", help="Time zone of --cron, --start and --end, such as Europe/Berlin. [local; UTC in code]"
+    "--tz",
+    metavar="ZONE",
+    help="Time zone of --cron, --start and --end, such as Europe/Berlin. [local; UTC in code]",
 )
 @click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
 @click.option(

@@ -13,7 +13,18 @@ import click
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.jobview import reason_fields
-from penstock.cli.output import at_terminal, console, exact, fitted, print_json, print_table, rich_table, span
+from penstock.cli.output import (
+    at_terminal,
+    console,
+    exact,
+    fitted,
+    print_json,
+    print_sentences,
+    print_table,
+    rich_table,
+    span,
+    wrapped,
+)
 from penstock.cli.parameters import (
     Flags,
     command,
@@ -41,9 +52,9 @@ if TYPE_CHECKING:
     from penstock.storage.contract import Storage
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
-# A narrow terminal drops empty columns first, then these in order. Jobs that do not move are more urgent than
-# finished ones.
-_SPARE: Final = ("cancelled", "failed/min", "done/min", "oldest", "completed", "scheduled", "blocked")
+# What a narrow terminal drops: empty columns first, then rates. It never drops a state that has jobs.
+_RATES: Final = ("failed/min", "done/min", "oldest")
+_EMPTY_FIRST: Final = ("cancelled", "completed", "scheduled", "blocked", "active", "failed", "waiting")
 _RATE_MINUTES: Final = 5
 _SHOWN_MINUTES: Final = 20
 _WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
@@ -287,8 +298,9 @@ async def _watch(app: App, queue: str | None, every: float) -> None:
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
             status = await read_status(app, queue)
-            table = fitted(_COLUMNS, _rows(status), width=live.console.width, spare=_SPARE)
-            title = "\n".join([*_cause_lines(status), workers_line(status)])
+            table = fitted(_COLUMNS, _rows(status), width=live.console.width, spare=_spare(status))
+            lines = [*_cause_lines(status), workers_line(status)]
+            title = "\n".join(wrapped(line, live.console.width) for line in lines)
             live.update(rich_table(*table, title=title), refresh=True)
             await asyncio.sleep(every)
 
@@ -297,10 +309,16 @@ def _print(status: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
-    print_table(_COLUMNS, _rows(status), empty=f"no jobs yet in the store {status['store']}", spare=_SPARE)
-    for line in _cause_lines(status):
-        click.echo(line)
-    click.echo(workers_line(status))
+    empty = f"no jobs yet in the store {status['store']}"
+    print_table(_COLUMNS, _rows(status), empty=empty, spare=_spare(status))
+    for line in (*_cause_lines(status), workers_line(status)):
+        print_sentences(line)
+
+
+def _spare(status: dict[str, Any]) -> list[str]:
+    """Return the columns that a narrow terminal may drop."""
+    empty = [name for name in _EMPTY_FIRST if not any(row[name] for row in status["queues"])]
+    return [*empty, *_RATES]
 
 
 def _cause_lines(status: dict[str, Any]) -> Iterator[str]:
@@ -344,8 +362,11 @@ def workers_line(status: dict[str, Any]) -> str:
 def _target(status: dict[str, Any]) -> str:
     """Return the argument of a worker for all jobs without one; empty if they need different workers."""
     causes = [cause for row in status["queues"] for cause in row.get("causes", ())]
-    targets = {_target_of(cause["task"]) for cause in causes if cause["kind"] == "no worker"}
-    return targets.pop() if len(targets) == 1 else "" if targets else "MODULE:APP"
+    unattended = [cause for cause in causes if cause["kind"] == "no worker"]
+    targets = {_target_of(cause["task"]) for cause in unattended or causes}
+    if len(targets) == 1:
+        return targets.pop()
+    return "" if unattended else "MODULE:APP"
 
 
 def _target_of(task: str) -> str:

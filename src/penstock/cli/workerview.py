@@ -130,10 +130,17 @@ class _Follower(threading.Thread):
 
 logger = get_logger("penstock.worker")
 
-_ENDS: Final = ("completed", "failed", "retrying", "cancelled", "stalled", "stuck")
-_COUNTED: Final = ("completed", "failed", "retrying", "cancelled", "stalled")
+_COUNTED: Final = ("completed", "failed", "retrying", "cancelled", "stalled", "released")
+_ENDS: Final = (*_COUNTED, "stuck")
+_SHOWN_AS: Final = {"released": "handed back"}
 # After these events, no process has the job.
-_GONE: Final = frozenset({*_COUNTED, "released", "snoozed", "suspended", "limited", "expired", "removed"})
+_GONE: Final = frozenset({*_COUNTED, "snoozed", "suspended", "limited", "expired", "removed"})
+_KEYS: Final = {
+    "stopping": "Ctrl-C hands the running jobs back.",
+    "stopped": "",
+}
+"""What Ctrl-C does in these states of a worker."""
+_STOPS: Final = "Ctrl-C stops it: running jobs finish first; twice hands them back."
 _MOST_RUNNING: Final = 12
 _MOST_RECENT: Final = 8
 _PER_SECOND: Final = 4
@@ -231,7 +238,14 @@ class _View:
     def _note(self, end: str, id: str, what: str, run_ms: int, why: str) -> None:
         self._ended.append(time.monotonic())
         self._recent.appendleft(
-            (time.strftime("%H:%M:%S"), end, id, in_one_line(what), span(run_ms), why[:60])
+            (
+                time.strftime("%H:%M:%S"),
+                _SHOWN_AS.get(end, end),
+                id,
+                in_one_line(what),
+                span(run_ms),
+                why[:60],
+            )
         )
 
     def render(self) -> RenderableType:
@@ -248,8 +262,8 @@ class _View:
             f"store {shown_store(self._worker.app.url, self._worker.app.namespace)}\n"
             f"queues {', '.join(options.queues)}   running {len(running)}/{slots}   "
             f"{rate:.1f}/s   up {span((now - self._began) * 1000)}\n",
-            "   ".join(f"{name} {counts[name]}" for name in _COUNTED),
-            ("\nCtrl-C stops it: running jobs finish first; twice hands them back.\n", "dim"),
+            "   ".join(f"{_SHOWN_AS.get(name, name)} {counts[name]}" for name in _COUNTED),
+            (f"\n{_KEYS.get(self._worker.state, _STOPS)}\n", "dim"),
         )
         recent = list(self._recent)
         shorts = short_ids([*(job.id for job in running), *(row[2] for row in recent)])
@@ -295,7 +309,8 @@ class _OneView(_View):
 
     def _state(self) -> str:
         health = self._worker.health()
-        return f"{health.state}{'' if health.consuming else f' ({health.reason})'}"
+        is_hindered = health.state == "running" and not health.consuming
+        return f"{health.state}{f' ({health.reason})' * is_hindered}"
 
     def _counts(self) -> Mapping[str, int]:
         stats = self._worker.stats

@@ -96,7 +96,9 @@ def _paused(state: GroupState, situation: Situation) -> Reason:
     if state.why != "asked":
         paused = f"has been paused since {at_second(pause.at_ms)}" if pause is not None else "is paused"
         return Reason(kind=kind, text=f"{subject} {paused}.", remedy=f"Run {resume}.")
-    verb = "is paused" if pause is not None and not pause.job else "starts no jobs"
+    verb = "starts no jobs"
+    if pause is not None and not pause.job:
+        verb = f"has been paused since {at_second(pause.at_ms)},"
     text = f"{subject} {verb} until {situation.until(state.wait_ms)}"
     if pause is not None and pause.job:
         text += f" because job {pause.job} raised RateLimited"
