@@ -381,7 +381,7 @@ async def test_the_status_says_how_busy_workers_are_even_of_queues_without_jobs(
         assert [worker["worker"] for worker in await read_workers(app, None)] == ["w"]
         told = await read_status(app, None)
         assert workers_line(told) == "1 worker, 3 of 4 slots busy"
-        await app.queue("mail").enqueue({})
+        await app.queue("mail").enqueue({}, task="send")
         told = await read_status(app, None)
         assert workers_line(told).endswith("none works on mail: `penstock worker MODULE:APP -q mail`")
 
