@@ -1,6 +1,6 @@
 """Importing penstock is light: no extra, and nothing that only some users have, comes with it.
 
-The dependencies that pyproject.toml declares are those that src imports.
+The dependencies that pyproject.toml declares are those that src imports. Modules import each other at the top.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -106,3 +107,36 @@ def test_every_imported_package_is_declared_or_has_a_reason() -> None:
     outside = {name for name in _imported() if "." not in name and name not in sys.stdlib_module_names}
     ours = {path.stem for path in (ROOT / "src").iterdir()}
     assert outside - declared - ours - {"annotationlib"} == IMPORTED_ONLY.keys() - {"annotationlib"}
+
+
+def _imports_in_functions(node: ast.AST, function: str = "") -> Iterator[str]:
+    """Yield the names of the functions below ``node`` that import a module of Penstock."""
+    for child in ast.iter_child_nodes(node):
+        names = [alias.name for alias in child.names] if isinstance(child, ast.Import) else []
+        if isinstance(child, ast.ImportFrom):
+            names = [child.module or "."]
+        if function and any(name.partition(".")[0] in ("penstock", "") for name in names):
+            yield function
+        inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        yield from _imports_in_functions(child, inner)
+
+
+def test_functions_import_modules_only_where_the_architecture_says_why() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("| module | function | why |")[2].partition("\n\n")[0]
+    rows = [
+        [re.findall(r"`([\w.]+)`", cell) for cell in row.split("|")[1:3]] for row in table.splitlines()[2:]
+    ]
+    listed = {
+        (module, function) for modules, functions in rows for module in modules for function in functions
+    }
+    found = {
+        (".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"), function)
+        for path in (ROOT / "src").rglob("*.py")
+        for function in _imports_in_functions(ast.parse(path.read_text()))
+    }
+
+    assert ["penstock.cli"] in [modules for modules, _ in rows]
+    assert {each for each in found if not each[0].startswith("penstock.cli.")} | {
+        ("penstock.client", "__getattr__")
+    } == listed

@@ -287,6 +287,7 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
         SyncApp,
         frozenset(
             {
+                "add_children",
                 "add_handler",
                 "add_task",
                 "after_execution",
@@ -313,8 +314,8 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
         ),
     ),
     Queue: (SyncQueue, frozenset({"sync"})),
-    Task: (SyncDispatch, frozenset({"rules", "sync", "task"})),
-    Dispatch: (SyncDispatch, frozenset({"rules", "sync", "task"})),
+    Task: (SyncDispatch, frozenset({"given", "rules", "rules_beside", "sync", "task"})),
+    Dispatch: (SyncDispatch, frozenset({"given", "rules", "sync", "task"})),
     JobHandle: (SyncJobHandle, frozenset({"source"})),
     ClaimedJob: (SyncClaimedJob, frozenset()),
     FlowHandle: (SyncFlowHandle, frozenset()),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
+from penstock import client
 from penstock.client.codec import Serde, resolve_serde
-from penstock.client.decorators import BatchDecorator, HandlerDecorator, Other, TaskDecorator
+from penstock.client.decorators import (
+    BatchDecorator,
+    HandlerDecorator,
+    TaskDecorator,
+    handle_dead_letters,
+)
 from penstock.client.definition import define
 from penstock.client.events import EventTypes, Filter, Offsets, app_events, offset_of
+from penstock.client.flow.handle import FlowHandle, add_children, enqueue_flows
 from penstock.client.hints import Hinting
 from penstock.client.imports import check_module, import_named, is_typed_in, source_of
 from penstock.client.middleware import AppHooks
@@ -19,7 +26,6 @@ from penstock.client.options import (
     HANDLER,
     TASK,
     BatchHandlerOptions,
-    BatchOptions,
     DefaultOptions,
     HandlerOptions,
     TaskOptions,
@@ -38,8 +44,9 @@ from penstock.client.session import (
     chosen_store,
     from_environment,
 )
-from penstock.client.task import FunctionTask, Task
-from penstock.core.job import Options
+from penstock.client.subscription import Subscription, SubscriptionOptions
+from penstock.client.task import Task
+from penstock.core.job import Options, Policy
 from penstock.core.names import check_namespace, check_queue, check_task, split_ref
 from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.text import shown
@@ -47,16 +54,13 @@ from penstock.core.units import Size, byte_count
 from penstock.errors import InvalidOption, UnknownTask
 
 if TYPE_CHECKING:
+    from penstock.client.codec import JobCodec
     from penstock.client.flow import Ending, Part
-    from penstock.client.flow.handle import FlowHandle
     from penstock.client.handle import JobHandle
     from penstock.client.session import Session
-    from penstock.client.subscription import Subscription, SubscriptionOptions
-    from penstock.client.sync import SyncApp
     from penstock.core.event import Event
     from penstock.core.flow import DeadLetter
     from penstock.storage.contract import Storage
-    from penstock.worker.context import JobContext
     from penstock.worker.options import WorkerOptions
     from penstock.worker.worker import Worker
 
@@ -131,66 +135,10 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     # Tasks and queues
 
-    @overload
-    def task(
-        self, func: Callable[Concatenate[Other, ...], Coroutine[Any, Any, R]], /
-    ) -> FunctionTask[..., R, ..., Coroutine[Any, Any, R]]: ...
-    @overload
-    def task(
-        self, func: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
-    ) -> FunctionTask[P, R, Concatenate[JobContext, P], Coroutine[Any, Any, R]]: ...
-    @overload
-    def task(  # type: ignore[overload-overlap]  # as in TaskDecorator, which has the same overloads
-        self, func: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> FunctionTask[P, R, P, Coroutine[Any, Any, R]]: ...
-    @overload
-    def task(self, func: Callable[Concatenate[Other, ...], R], /) -> FunctionTask[..., R, ..., R]: ...
-    @overload
-    def task(
-        self, func: Callable[Concatenate[JobContext, P], R], /
-    ) -> FunctionTask[P, R, Concatenate[JobContext, P], R]: ...
-    @overload
-    def task(self, func: Callable[P, R], /) -> FunctionTask[P, R, P, R]: ...
-    @overload
-    def task(
-        self,
-        func: None = None,
-        /,
-        *,
-        name: str | None = None,
-        queue: str = "default",
-        **options: Unpack[BatchOptions],
-    ) -> BatchDecorator: ...
-    @overload
-    def task(
-        self,
-        func: None = None,
-        /,
-        *,
-        name: str | None = None,
-        queue: str = "default",
-        **options: Unpack[TaskOptions],
-    ) -> TaskDecorator: ...
-    def task(
-        self,
-        func: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        queue: str = "default",
-        **options: Any,
-    ) -> Any:
-        """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", attempts=5)``.
-
-        The default name is that of the function. With ``batch=50`` the function takes a list: see ``BatchOptions``.
-
-        Raises:
-            InvalidOption: an unknown option, an invalid value, or a name that another task has.
-        """
-        refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
-        kind = BatchDecorator if "batch" in options else TaskDecorator
-        decorator = kind(self.add_task, name, check_queue(queue), options)
-        return decorator if func is None else decorator(func)
+    @property
+    def task(self) -> TaskDecorator:
+        """Return the decorator that makes a function a task: ``@app.task``, ``@app.task(queue="mail", attempts=5)``."""
+        return TaskDecorator(self.add_task)
 
     @overload
     def handler(self, queue: str, /, **options: Unpack[BatchHandlerOptions]) -> BatchDecorator: ...
@@ -206,7 +154,7 @@ class App(Hinting, AppHooks, AppSchedulers):
             raise InvalidOption('@app.handler needs the name of a queue: @app.handler("mail").')
         refuse_unknown(options, HANDLER, where="a handler")
         kind = BatchDecorator if "batch" in options else HandlerDecorator
-        return kind(self.add_handler, None, check_queue(queue), options)
+        return kind(self.add_handler, {"queue": check_queue(queue), **options})
 
     def dead_letter(
         self, of: str, /, *, queue: str | None = None, **options: Unpack[TaskOptions]
@@ -218,8 +166,6 @@ class App(Hinting, AppHooks, AppSchedulers):
         it. The failed job itself is kept. Workers of the app set this up when they start;
         ``queue.configure(dead_letter=...)`` does so without a worker.
         """
-        from penstock.client.decorators import handle_dead_letters
-
         if callable(of):
             raise InvalidOption('@app.dead_letter needs the name of a queue: @app.dead_letter("mail").')
         into = check_queue(queue if queue is not None else f"{check_queue(of)}.dead")
@@ -296,8 +242,6 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     def flow(self, ref: str) -> FlowHandle[Any]:
         """Return a handle for the flow whose last job has this ``ref``, without a request to the store."""
-        from penstock.client.flow.handle import FlowHandle
-
         return FlowHandle(self, [self.job(ref)])
 
     async def enqueue_flow(self, flow: Ending[R]) -> FlowHandle[R]:
@@ -316,9 +260,13 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     async def enqueue_flows(self, flows: Iterable[Part]) -> list[FlowHandle[Any]]:
         """Enqueue many flows, hundreds per round trip. All are checked before the first is written."""
-        from penstock.client.flow.handle import enqueue_flows
-
         return await enqueue_flows(self, flows)
+
+    async def add_children(
+        self, source: JobCodec, id: str, children: Iterable[Part], *, on_failure: Policy
+    ) -> list[JobHandle[Any]]:
+        """Add jobs that an open job waits for; see ``Parent.add_children``. Internal."""
+        return await add_children(source, id, children, on_failure=on_failure)
 
     def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """Return a worker for the tasks of this app; see ``penstock.worker.worker.Worker`` for the options."""
@@ -393,16 +341,12 @@ class App(Hinting, AppHooks, AppSchedulers):
         events after it, are kept for ``hold`` after its last visit. ``id`` selects one job. ``on_error="log"``
         continues after an error of a handler.
         """
-        from penstock.client.subscription import Subscription
-
         return Subscription(self, queues, **options)
 
     @property
-    def sync(self) -> SyncApp:
+    def sync(self) -> client.SyncApp:
         """Return the same interface for synchronous code."""
-        from penstock.client.sync import SyncApp
-
-        return SyncApp(self)
+        return client.SyncApp(self)
 
     # Internal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 import msgspec
 
 from penstock.client.hints import Hinting
-from penstock.client.info import Child, Field, add_children, moment_field, read_children, ref_field
+from penstock.client.info import Field, Parent, moment_field, ref_field
 from penstock.client.situation import instant
-from penstock.core.job import EMPTY_EXTRAS, Extras, Lease, Policy
+from penstock.core.job import EMPTY_EXTRAS, Extras, Lease
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import check_stage
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze, failed, suspension
@@ -32,8 +32,6 @@ from penstock.storage.values import Held, Report, Settlement
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.client.flow import Part
-    from penstock.client.handle import JobHandle
     from penstock.client.queue import Claiming
     from penstock.client.session import Session
 
@@ -132,7 +130,7 @@ _UNSET: Final = object()
 J = TypeVar("J", "ClaimedJob", "ClaimedJob | None")
 
 
-class ClaimedJob(LeasedJob):
+class ClaimedJob(LeasedJob, Parent):
     """A job that this process claimed. Settle it once, with ``complete``, ``fail``, ``release``, ``snooze``,
     ``suspend`` or ``rate_limited``.
 
@@ -170,6 +168,7 @@ class ClaimedJob(LeasedJob):
     def __repr__(self) -> str:
         return f"<ClaimedJob {self.ref} run {self.run}>"
 
+    _source: JobCodec
     queue = Field[str]("_source.queue")
     ref = ref_field()
     """Queue and id as one string: ``app.job(ref)`` accepts it."""
@@ -230,16 +229,6 @@ class ClaimedJob(LeasedJob):
     async def wait_for_children(self) -> bool:
         """Run the job again when its children have finished. No counter changes."""
         return await self._settle(Await())
-
-    async def add_children(
-        self, children: Iterable[Part], *, on_failure: Policy = "fail"
-    ) -> list[JobHandle[Any]]:
-        """Add jobs to wait for. Then call ``wait_for_children``."""
-        return await add_children(self._source, self.id, children, on_failure=on_failure)
-
-    async def children(self) -> list[Child]:
-        """Return the jobs it waited for, in the order they were added."""
-        return await read_children(self._source, self.id)
 
     async def extend(self, lease: Duration | None = None) -> Literal["extended", "cancel", "expired"]:
         """Extend the lease to ``lease`` from now (default: as in the claim).

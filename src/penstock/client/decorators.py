@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from inspect import Parameter
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -19,6 +19,7 @@ from typing import (
     ParamSpec,
     TypeVar,
     Union,
+    Unpack,
     get_args,
     get_origin,
     overload,
@@ -27,10 +28,11 @@ from typing import (
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.options import PLACEMENT, RULES
+from penstock.client.options import PLACEMENT, RULES, TASK, BatchOptions, TaskOptions, refuse_unknown
 from penstock.client.parsers import whole_number
 from penstock.client.signature import Signature, is_context, resolved
 from penstock.core.flow import DeadLetter, encode_options
+from penstock.core.names import check_queue
 from penstock.core.text import get_logger, shown
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
@@ -50,14 +52,13 @@ T = TypeVar("T")
 class _Decorator:
     """A decorator that makes a function a task. ``add`` registers it: ``App.add_task`` or ``App.add_handler``."""
 
-    def __init__(
-        self, add: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
-    ) -> None:
-        self._arguments = (name, queue, given)
+    def __init__(self, add: Callable[..., Any], given: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._add = add
+        self._given = given
 
     def _make(self, func: Callable[..., Any]) -> Any:
-        return self._add(func, *self._arguments)
+        options = dict(self._given)
+        return self._add(func, options.pop("name", None), options.pop("queue", "default"), options)
 
 
 class Other:
@@ -65,34 +66,70 @@ class Other:
 
 
 class TaskDecorator(_Decorator):
-    """The decorator for a function that takes the arguments of one job.
+    """Makes a function a task: ``@app.task`` or ``@app.task(queue="mail", attempts=5)``. It takes a job's arguments.
 
-    A first parameter for the ``JobContext`` is not an argument of the job. If the first parameter accepts
-    anything, type checkers cannot tell it from the context: they know the result type, but do not check arguments.
+    The default name is that of the function. A first parameter for the ``JobContext`` is not an argument of the job.
+    If the first parameter accepts anything, type checkers cannot tell it from the context: they know the result type,
+    but do not check arguments. With ``batch=50`` the function takes a list: see ``BatchOptions``.
+
+    Raises:
+        InvalidOption: an unknown option, an invalid value, or a name that another task has.
     """
 
     @overload
     def __call__(
-        self, func: Callable[Concatenate[Other, ...], Coroutine[Any, Any, R]]
+        self, func: Callable[Concatenate[Other, ...], Coroutine[Any, Any, R]], /
     ) -> FunctionTask[..., R, ..., Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]]
+        self, func: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
     ) -> FunctionTask[P, R, Concatenate[JobContext, P], Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R; the first overload wins
-        self, func: Callable[P, Coroutine[Any, Any, R]]
+        self, func: Callable[P, Coroutine[Any, Any, R]], /
     ) -> FunctionTask[P, R, P, Coroutine[Any, Any, R]]: ...
     @overload
-    def __call__(self, func: Callable[Concatenate[Other, ...], R]) -> FunctionTask[..., R, ..., R]: ...
+    def __call__(self, func: Callable[Concatenate[Other, ...], R], /) -> FunctionTask[..., R, ..., R]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[JobContext, P], R]
+        self, func: Callable[Concatenate[JobContext, P], R], /
     ) -> FunctionTask[P, R, Concatenate[JobContext, P], R]: ...
     @overload
-    def __call__(self, func: Callable[P, R]) -> FunctionTask[P, R, P, R]: ...
-    def __call__(self, func: Callable[..., Any]) -> Any:
-        return self._make(func)
+    def __call__(self, func: Callable[P, R], /) -> FunctionTask[P, R, P, R]: ...
+    @overload
+    def __call__(
+        self,
+        func: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        **options: Unpack[BatchOptions],
+    ) -> BatchDecorator: ...
+    @overload
+    def __call__(
+        self,
+        func: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        **options: Unpack[TaskOptions],
+    ) -> TaskDecorator: ...
+    def __call__(
+        self,
+        func: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        **options: Any,
+    ) -> Any:
+        if func is not None:
+            return self._make(func)
+        refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
+        kind = BatchDecorator if "batch" in options else TaskDecorator
+        return kind(self._add, {"name": name, "queue": check_queue(queue), **options})
 
 
 class HandlerDecorator(_Decorator):

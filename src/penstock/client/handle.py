@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Never, TypeVar, cast
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.client.causes import Cause, Reason
 from penstock.client.events import EventTypes, Filter, job_events
 from penstock.client.hints import Hinting, refuse_keywords
-from penstock.client.info import Child, Field, JobInfo, add_children, read_children, ref_field
+from penstock.client.info import Field, JobInfo, Parent, ref_field
 from penstock.client.job_verbs import JobVerbs
 from penstock.client.parsers import whole_number
 from penstock.client.situation import counted, live_workers
@@ -33,10 +33,9 @@ from penstock.storage.values import Finished
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.client.flow import Part
     from penstock.client.waiter import Expected
     from penstock.core.event import Event
-    from penstock.core.job import Enqueued, EnqueueStatus, NewJob, Policy
+    from penstock.core.job import Enqueued, EnqueueStatus, NewJob
     from penstock.storage.contract import Storage
 
 
@@ -50,7 +49,7 @@ _OF_GET: Final = {
 }
 
 
-class JobHandle(JobVerbs, JobSteps, Hinting, Generic[R]):
+class JobHandle(JobVerbs, JobSteps, Parent, Hinting, Generic[R]):
     """A handle of one job, by its id. Any event loop may use it.
 
     ``status`` and ``state`` are the answer of the enqueue; for a handle of a known id both are ``None``.
@@ -136,19 +135,6 @@ class JobHandle(JobVerbs, JobSteps, Hinting, Generic[R]):
     async def refresh(self) -> State:
         """Update ``state``, and return it. Raise ``JobNotFound`` if the store does not have the job."""
         return (await self.get()).state
-
-    async def add_children(
-        self, children: Iterable[Part], *, on_failure: Policy = "fail"
-    ) -> list[JobHandle[Any]]:
-        """Make the open job wait for more jobs: ``task.job(...)``, handles, or flows.
-
-        Raises ``JobNotFound``, ``JobError`` if the job has finished, or ``InvalidInput``.
-        """
-        return await add_children(self._source, self.id, children, on_failure=on_failure)
-
-    async def children(self) -> list[Child]:
-        """Return the jobs it waits or waited for, in the order they were added."""
-        return await read_children(self._source, self.id)
 
     async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
         """Return the lines the job logged, from number ``start`` on.

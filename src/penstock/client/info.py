@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.client.flow import Part
     from penstock.client.handle import JobHandle
     from penstock.core.job import Job
+    from penstock.storage.contract import Storage
     from penstock.storage.values import WorkerRecord
 
 
@@ -299,19 +300,47 @@ class Child:
     """Its failure, or ``None``."""
 
 
-async def read_children(source: JobCodec, id: str) -> list[Child]:
-    """Return the children of a job, in the order they were added."""
-    from penstock.client.flow.handle import read_dependencies
-
-    plain = source.app.queue(source.queue).job(id).source
-    storage = await source.app.connect()
-    return [Child(plain, record) for record in await read_dependencies(storage, source.queue, id)]
+_PAGE: Final = 1000
 
 
-async def add_children(
-    source: JobCodec, id: str, parts: Iterable[Part], *, on_failure: Policy
-) -> list[JobHandle[Any]]:
-    """Call ``flow.enqueue.add_children``, which is imported only when it is used."""
-    from penstock.client.flow.handle import add_children
+async def read_dependencies(storage: Storage, queue: str, id: str) -> list[DependencyRecord]:
+    """Return all dependencies of a job, read page by page."""
+    records: list[DependencyRecord] = []
+    while page := await storage.dependencies(queue, id, start=len(records), limit=_PAGE):
+        records += page
+        if len(page) < _PAGE:
+            break
+    return records
 
-    return await add_children(source, id, parts, on_failure=on_failure)
+
+class Parent:
+    """The children of a job, which ``JobHandle``, ``ClaimedJob`` and ``JobContext`` inherit."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        id: Field[str]
+
+        @property
+        def _source(self) -> JobCodec: ...
+
+    async def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[JobHandle[Any]]:
+        """Make the open job wait for more jobs: ``task.job(...)``, handles, or flows. Return their handles.
+
+        A running job waits if its run ends with ``WaitForChildren`` (``wait_for_children()`` of a claimed job): it runs
+        again when they have finished, and ``children()`` returns their results. A repeated run adds them again, so
+        give them ids.
+
+        Raises ``JobNotFound``, ``JobError`` if the job has finished, or ``InvalidInput``.
+        """
+        source = self._source
+        return await source.app.add_children(source, self.id, children, on_failure=on_failure)
+
+    async def children(self) -> list[Child]:
+        """Return the jobs it waits or waited for, in the order added, with state, result or failure."""
+        source = self._source
+        plain = source.app.queue(source.queue).job(self.id).source
+        records = await read_dependencies(await source.app.connect(), source.queue, self.id)
+        return [Child(plain, record) for record in records]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 
 from msgspec.structs import replace
 
+from penstock import client
 from penstock.client.admin import QueueAdmin
 from penstock.client.claim import Claim, ClaimedJob
 from penstock.client.codec import JobCodec
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.client.codec import Serde
     from penstock.client.rules import Rules
     from penstock.client.session import Session
-    from penstock.client.sync import SyncQueue
     from penstock.storage.contract import Storage
     from penstock.storage.values import Claimed
 
@@ -295,11 +295,9 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
         return await self._claiming(lease, wait, worker).claim(count)
 
     @property
-    def sync(self) -> SyncQueue:
+    def sync(self) -> client.SyncQueue:
         """Return the same interface for synchronous code."""
-        from penstock.client.sync import SyncQueue
-
-        return SyncQueue(self)
+        return client.SyncQueue(self)
 
     def _build(self, payload: Any, task: str, options: Mapping[str, Any]) -> tuple[NewJob, Rules | None]:
         """Return the job, and the rules of its task that apply to it."""

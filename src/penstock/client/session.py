@@ -24,6 +24,7 @@ from penstock.core.outcome import Complete
 from penstock.core.step import NewStep
 from penstock.core.text import get_logger, shown, split_url, visible_in_line, without_password
 from penstock.errors import InvalidOption, StorageError
+from penstock.storage import open_storage
 from penstock.storage.coalesce import Coalescer
 from penstock.storage.values import Extended, Held, Settled, Settlement
 
@@ -406,8 +407,6 @@ class StorageFactory:
         """Return an open storage for the running loop. Raise ``StorageError``, or ``InvalidOption`` for the URL."""
         if self._storage is not None:
             return self._given(self._storage)
-        from penstock.storage import open_storage
-
         options = {} if self._namespace is None else {"namespace": self._namespace}
         storage = open_storage(self.url, **options)
         await storage.open()

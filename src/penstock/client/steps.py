@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -52,57 +52,9 @@ def _info(step: Step) -> StepInfo:
     )
 
 
-async def _read(source: JobCodec, id: str) -> list[StepInfo]:
-    storage = await source.app.connect()
-    return [_info(step) for step in await storage.steps(source.queue, check_id(id))]
-
-
 def _whole(name: str, key: str | int | None) -> str:
-    """Return the name of a step. It may include the key, as in ``StepInfo``."""
+    """Return the name of a step with its key. ``name`` may include the key, as in ``StepInfo``."""
     return name if key is None and name.endswith("]") else step_name(name, key)
-
-
-async def _reset(source: JobCodec, id: str, name: str, key: str | int | None) -> ResetAnswer:
-    return await (await source.app.connect()).reset_step(source.queue, check_id(id), _whole(name, key))
-
-
-async def _fork(
-    source: JobCodec, id: str, before: str, key: str | int | None, new_id: str | None
-) -> JobHandle[Any]:
-    """Make the new job staged, so that no worker takes it before it has its steps."""
-    from penstock.client.handle import JobHandle
-
-    storage, queue = await source.app.connect(), source.queue
-    [job] = await storage.get(queue, [check_id(id)])
-    if job is None:
-        raise JobNotFound.in_queue(queue, id)
-    new = NewJob(
-        uuid7() if new_id is None else check_id(new_id),
-        job.payload,
-        job.options,
-        priority=job.priority,
-        lifo=job.lifo,
-        conflict=Conflict("absent"),
-        write_id=f"fork-{uuid7()}",
-        extras=job.extras.for_new_incarnation() if job.extras else None,
-        staged=True,
-    )
-    [answer] = await storage.enqueue(queue, [new])
-    if answer.status != "queued":
-        raise InvalidOption(
-            f"new_id={shown(new.id)} is taken by a job of queue {shown(queue)}. Give another id."
-        )
-    copied = "not_found"
-    try:
-        copied = await storage.copy_steps(queue, id, new.id, before=_whole(before, key))
-    finally:
-        await storage.unstage(queue, new.write_id, keep=copied == "copied")
-    if copied != "copied":
-        names = ", ".join(step.name for step in await storage.steps(queue, id)) or "none"
-        raise InvalidOption(
-            f"job {shown(id)} has no recorded step {shown(before)} to fork before. Its steps are: {names}."
-        )
-    return JobHandle(source, new.id)
 
 
 class JobSteps:
@@ -114,44 +66,79 @@ class JobSteps:
         id: str
         _source: JobCodec
 
+        def __init__(self, source: JobCodec, id: str) -> None: ...
+
     async def steps(self) -> list[StepInfo]:
         """Return the recorded steps, in the order in which they were first recorded."""
-        return await _read(self._source, self.id)
+        storage = await self._source.app.connect()
+        return [_info(step) for step in await storage.steps(self._source.queue, self.id)]
 
     async def reset_step(self, name: str, *, key: str | int | None = None) -> ResetAnswer:
-        """Forget a step, so that the next run of the job runs it again; see ``Queue.reset_step``."""
-        return await _reset(self._source, self.id, name, key)
+        """Forget a step of the job, unless it is active, so that the next run runs the step again.
 
-    async def fork(
-        self, *, before: str, key: str | int | None = None, new_id: str | None = None
-    ) -> JobHandle[Any]:
-        """Enqueue a new job that keeps the steps before one of them; see ``Queue.fork``."""
-        return await _fork(self._source, self.id, before, key, new_id)
+        ``name`` may include the key, as in ``StepInfo``. The answer is ``reset``; ``active`` if the job is running;
+        ``unknown_step`` or ``not_found`` if there is no such step or job.
+        """
+        storage = await self._source.app.connect()
+        return await storage.reset_step(self._source.queue, self.id, _whole(name, key))
+
+    async def fork(self, *, before: str, key: str | int | None = None, new_id: str | None = None) -> Self:
+        """Enqueue a new job with the payload and options of this one and the steps that it recorded before ``before``.
+
+        Without a ``key``, ``before`` is the first step of that name. This job stays as it is, and may have finished.
+        Raise ``JobNotFound``, or ``InvalidOption`` if it has no such step or ``new_id`` is taken.
+        """
+        source, storage, queue = self._source, await self._source.app.connect(), self._source.queue
+        [job] = await storage.get(queue, [self.id])
+        if job is None:
+            raise JobNotFound.in_queue(queue, self.id)
+        # Staged, so that no worker takes it before it has its steps.
+        new = NewJob(
+            uuid7() if new_id is None else check_id(new_id),
+            job.payload,
+            job.options,
+            priority=job.priority,
+            lifo=job.lifo,
+            conflict=Conflict("absent"),
+            write_id=f"fork-{uuid7()}",
+            extras=job.extras.for_new_incarnation() if job.extras else None,
+            staged=True,
+        )
+        [answer] = await storage.enqueue(queue, [new])
+        if answer.status != "queued":
+            raise InvalidOption(
+                f"new_id={shown(new.id)} is taken by a job of queue {shown(queue)}. Give another id."
+            )
+        copied = "not_found"
+        try:
+            copied = await storage.copy_steps(queue, self.id, new.id, before=_whole(before, key))
+        finally:
+            await storage.unstage(queue, new.write_id, keep=copied == "copied")
+        if copied != "copied":
+            names = ", ".join(step.name for step in await storage.steps(queue, self.id)) or "none"
+            raise InvalidOption(
+                f"job {shown(self.id)} has no recorded step {shown(before)} to fork before. Its steps are: {names}."
+            )
+        return type(self)(source, new.id)
 
 
 class QueueSteps:
     """The steps of the jobs of a queue, which ``Queue`` inherits."""
 
-    _source: JobCodec
+    if TYPE_CHECKING:
+
+        def job(self, id: str) -> JobHandle[Any]: ...
 
     async def steps(self, id: str) -> list[StepInfo]:
-        """Return the recorded steps of a job, in the order in which they were first recorded."""
-        return await _read(self._source, id)
+        """Return the recorded steps of a job; see ``JobHandle.steps``."""
+        return await self.job(id).steps()
 
     async def reset_step(self, id: str, name: str, *, key: str | int | None = None) -> ResetAnswer:
-        """Forget a step of a job that is not active, so that the next run runs it again.
-
-        ``name`` may include the key, as in ``StepInfo``. The answer is ``reset``; ``active`` if the job is running;
-        ``unknown_step`` or ``not_found`` if there is no such step or job.
-        """
-        return await _reset(self._source, id, name, key)
+        """Forget a step of a job that is not active; see ``JobHandle.reset_step``."""
+        return await self.job(id).reset_step(name, key=key)
 
     async def fork(
         self, id: str, *, before: str, key: str | int | None = None, new_id: str | None = None
     ) -> JobHandle[Any]:
-        """Enqueue a new job with the payload and options of a job and the steps that it recorded before ``before``.
-
-        Without a ``key``, ``before`` is the first step of that name. The other job stays as it is, and may have
-        finished. Raise ``JobNotFound``, or ``InvalidOption`` if it has no such step or ``new_id`` is taken.
-        """
-        return await _fork(self._source, id, before, key, new_id)
+        """Enqueue a new job that keeps the steps of a job before one of them; see ``JobHandle.fork``."""
+        return await self.job(id).fork(before=before, key=key, new_id=new_id)

@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
+from penstock import client
 from penstock.client.events import After, Filter, LogReader, Offsets, check_after, offset_of
 from penstock.core.lifecycle import EventType
 from penstock.core.names import check_consumer, check_queue
@@ -26,7 +27,6 @@ from penstock.errors import EventsLost, InvalidOption, StorageUnavailable
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.client.sync import SyncSubscription
     from penstock.core.event import Event, EventPage
     from penstock.storage.contract import Storage
 
@@ -147,11 +147,9 @@ class Subscription:
             loop.call_soon_threadsafe(stopping.set)
 
     @property
-    def sync(self) -> SyncSubscription:
+    def sync(self) -> client.SyncSubscription:
         """Return the same interface for synchronous code."""
-        from penstock.client.sync import SyncSubscription
-
-        return SyncSubscription(self)
+        return client.SyncSubscription(self)
 
     async def _follow(self, storage: Storage, queue: str) -> None:
         reader = await LogReader.at(storage, queue, await self._beginning(storage, queue))

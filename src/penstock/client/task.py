@@ -21,6 +21,7 @@ from typing import (
 import msgspec
 from msgspec.structs import replace
 
+from penstock import client
 from penstock.client.codec import JobCodec, Raw, too_large
 from penstock.client.decorators import Batching
 from penstock.client.execution import Runner
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import Serde
     from penstock.client.schedules import SchedulerInfo
-    from penstock.client.sync import SyncDispatch
 
 
 P = ParamSpec("P")
@@ -227,11 +227,9 @@ class Dispatch(Hinting, Generic[P, R]):
         return JobSpec(self._source, job, self, takes_result=True)
 
     @property
-    def sync(self) -> SyncDispatch[P, R]:
+    def sync(self) -> client.SyncDispatch[P, R]:
         """Return the same interface for synchronous code."""
-        from penstock.client.sync import SyncDispatch
-
-        return SyncDispatch(self)
+        return client.SyncDispatch(self)
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> NewJob:
         task = self.task

@@ -6,15 +6,15 @@ threads and in process runners too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, overload
 
 from penstock.client.claim import LeasedJob, encode_progress
-from penstock.client.info import Child, add_children, read_children
+from penstock.client.info import Parent
 from penstock.client.loopthread import Face, as_sync
 from penstock.client.sync import sync_handles
-from penstock.core.job import Lease, Policy
+from penstock.core.job import Lease
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import ref_of, step_name
 from penstock.core.step import NewStep
@@ -30,8 +30,6 @@ from penstock.worker.steps import JobSteps
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import JobCodec
-    from penstock.client.flow import Part
-    from penstock.client.handle import JobHandle
     from penstock.client.task import Task
 
 
@@ -125,7 +123,7 @@ class RunLink:
         return reporter.add(self._run, update)
 
 
-class JobContext(LeasedJob):
+class JobContext(LeasedJob, Parent):
     """The running job. Works in the handler's thread, loop or process.
 
     ``progress``, ``log``, ``use`` and ``update_payload`` return immediately and are sent in batches, the last one
@@ -186,20 +184,6 @@ class JobContext(LeasedJob):
         ``InvalidOption`` for an amount that is not a number >= 0.
         """
         return self._link.report(JobUpdate(usage=in_millionths(amounts)))
-
-    async def add_children(
-        self, children: Iterable[Part], *, on_failure: Policy = "fail"
-    ) -> list[JobHandle[Any]]:
-        """Enqueue jobs (``task.job(...)``, whole flows), or name existing ones, for this job to wait for.
-
-        Then raise ``WaitForChildren``: the job runs again when they have finished, and ``children()`` returns their
-        results. A job that returns instead does not wait. A repeated run adds them again, so give them ids.
-        """
-        return await add_children(self._source, self.id, children, on_failure=on_failure)
-
-    async def children(self) -> list[Child]:
-        """Return the jobs that this one waited for, in the order added, with state, result or failure."""
-        return await read_children(self._source, self.id)
 
     @overload
     async def step(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 from msgspec.structs import replace
 
 from penstock.client.codec import Serde, resolve_serde
-from penstock.client.flow.handle import read_dependencies
+from penstock.client.info import read_dependencies
 from penstock.core.command import COMMAND_TASK
 from penstock.core.flow import DependencyRecord
 from penstock.core.job import Lease

@@ -196,8 +196,6 @@ def _work(spec: _Child, ready: Connection) -> None:
     """Run a worker in a child. Only the supervisor handles Ctrl-C; it sends SIGTERM to its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    from penstock.worker.worker import Worker
-
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for module in spec.preloaded:
         importlib.import_module(module)
@@ -205,7 +203,7 @@ def _work(spec: _Child, ready: Connection) -> None:
     if spec.moved_to is not None:
         app.move_to(spec.moved_to[0], namespace=spec.moved_to[1])
     app.load(*spec.included)
-    worker = Worker(app, **spec.options)
+    worker = app.worker(**spec.options)
     if spec.log is not None:
         # The supervisor logs for all of them. A child adds Penstock's warnings and all lines of the application.
         log_to_stderr(spec.log._replace(worker=worker.id), ours=logging.WARNING)

@@ -8,27 +8,26 @@ The same ``job()`` may appear in several places: it is one job, and all of them 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast, overload
 
+from penstock import client
 from penstock.client.handle import JobHandle
 from penstock.client.hints import Hinting
-from penstock.client.parsers import listed
+from penstock.client.parsers import listed, policy
 from penstock.client.task import JobSpec
 from penstock.core.job import Policy
 from penstock.core.text import shown
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from penstock.client.app import App
     from penstock.client.flow.handle import FlowHandle
-    from penstock.client.sync import SyncWhole
 
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 Passing: TypeAlias = Literal["", "one", "list"]
-
-_POLICIES: Final = ("fail", "ignore", "wait")
 
 
 class Whole(Hinting, Generic[R_co]):
@@ -49,17 +48,13 @@ class Whole(Hinting, Generic[R_co]):
 
     async def enqueue(self) -> FlowHandle[R_co]:
         """Enqueue the flow in the app of its jobs. See ``App.enqueue_flow``."""
-        from penstock.client.flow.handle import app_of
-
         whole: Any = self
         return await app_of(whole).enqueue_flow(whole)
 
     @property
-    def sync(self) -> SyncWhole[R_co]:
+    def sync(self) -> client.SyncWhole[R_co]:
         """Return the same for synchronous code."""
-        from penstock.client.sync import SyncWhole
-
-        return SyncWhole(self)
+        return client.SyncWhole(self)
 
 
 class Flow(Whole[R_co]):
@@ -77,7 +72,7 @@ class Flow(Whole[R_co]):
     ) -> None:
         self.parent = _checked_job(parent, "the parent of a Flow")
         self.children = _checked(children)
-        self.on_failure = check_policy(on_failure)
+        self.on_failure = policy("on_failure", on_failure)
 
 
 class Chain(Whole[R_co]):
@@ -87,7 +82,7 @@ class Chain(Whole[R_co]):
 
     def __init__(self, parts: Iterable[Part], *, on_failure: Policy) -> None:
         self.parts = _checked(parts)
-        self.on_failure = check_policy(on_failure)
+        self.on_failure = policy("on_failure", on_failure)
 
 
 class Group(Whole[list[R]], Generic[R]):
@@ -109,7 +104,7 @@ class Chord(Whole[R_co]):
             raise InvalidInput(f"the body of a chord must be task.job(...) or a flow, got {shown(body)}.")
         self.header = header
         self.body = body
-        self.on_failure = check_policy(on_failure)
+        self.on_failure = policy("on_failure", on_failure)
 
 
 @overload
@@ -172,7 +167,7 @@ class Dag(Whole[Any]):
         self.names: dict[
             str, tuple[JobSpec[Any], tuple[str | JobSpec[Any] | JobHandle[Any], ...], Policy]
         ] = {}
-        self.on_failure = check_policy(on_failure)
+        self.on_failure = policy("on_failure", on_failure)
 
     def add(
         self,
@@ -185,9 +180,9 @@ class Dag(Whole[Any]):
         """Add a job. Raise ``InvalidInput`` if the name is taken."""
         if name in self.names:
             raise InvalidInput(f"the graph already has a job named {shown(name)}. Use another name.")
-        policy = self.on_failure if on_failure is None else check_policy(on_failure)
+        of_job = self.on_failure if on_failure is None else policy("on_failure", on_failure)
         spec = _checked_job(job, f"{shown(name)} of a Dag")
-        self.names[name] = (spec, tuple(after), policy)
+        self.names[name] = (spec, tuple(after), of_job)
         return self
 
     @property
@@ -213,15 +208,23 @@ Ending: TypeAlias = JobHandle[R] | JobSpec[R] | Whole[R]
 """A part by its result."""
 
 
-def check_policy(value: str) -> Policy:
-    """Return ``value`` if it is a policy for failures. Raise ``InvalidOption`` otherwise."""
-    match value:
-        case "fail" | "ignore" | "wait":
-            return value
+def app_of(part: Any) -> App:
+    """Return the app of the first job in ``part``."""
+    match part:
+        case JobSpec() | JobHandle():
+            return part.source.app
+        case Flow():
+            return part.parent.source.app
+        case Chain() | Group():
+            return app_of(part.parts[0])
+        case Chord():
+            return app_of(part.header)
+        case Dag(names=names) if names:
+            return next(iter(names.values()))[0].source.app
+        case Dag():
+            raise InvalidInput("a Dag needs at least one job: dag.add(name, task.job(...)).")
         case _:
-            raise InvalidOption(
-                f"on_failure must be one of {', '.join(map(repr, _POLICIES))}, got {shown(value)}."
-            )
+            raise InvalidInput(f"{shown(part)} is not a flow.")
 
 
 def _checked_job(part: JobSpec[Any], what: str) -> JobSpec[Any]:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
-from penstock.client.flow import Chain, Chord, Dag, Flow, Group, Part, check_part, check_policy
+from penstock.client import parsers
+from penstock.client.flow import Part, check_part
 from penstock.client.flow.graph import Graph, Key, LinkedFlow, has_several_results
 from penstock.client.handle import JobHandle
 from penstock.client.hints import Hinting
-from penstock.client.info import Field, JobInfo, ref_field
+from penstock.client.info import Field, JobInfo, read_dependencies, ref_field
 from penstock.client.limits import budget_of, in_units
 from penstock.client.parsers import listed
-from penstock.client.task import JobSpec
 from penstock.core.flow import Node
 from penstock.core.job import Dependency, Enqueued, EnqueueStatus, Policy
 from penstock.core.lifecycle import State
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import JobCodec
     from penstock.client.session import Session
-    from penstock.core.flow import DependencyRecord
     from penstock.core.lifecycle import AttachAnswer, CancelAnswer, RetryAnswer
     from penstock.storage.contract import Storage
 
@@ -218,16 +217,6 @@ class FlowHandle(Hinting, Generic[R_co]):
         return new
 
 
-async def read_dependencies(storage: Storage, queue: str, id: str) -> list[DependencyRecord]:
-    """Return all dependencies of a job, read page by page."""
-    records: list[DependencyRecord] = []
-    while page := await storage.dependencies(queue, id, start=len(records), limit=_PAGE):
-        records += page
-        if len(page) < _PAGE:
-            break
-    return records
-
-
 def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[str, list[str]]]:
     """Group adjacent nodes of the same queue, keeping their order."""
     queue, ids = "", list[str]()
@@ -252,7 +241,7 @@ class _Prepared(NamedTuple):
 
 
 async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle[Any]]:
-    """Enqueue flows for ``App.enqueue_flows``. Check all of them before writing the first."""
+    """Enqueue flows, hundreds per round trip. Check all of them before writing the first."""
     prepared = [_prepare(check_part(part)) for part in listed("flows", parts, of="flows")]
     flows = [flow for part in prepared for flow in part.flows]
     session = await app.session()
@@ -359,7 +348,7 @@ async def add_children(
         raise InvalidInput("add_children needs at least one job: task.job(...).")
     if (source.queue, id) in ends:
         raise InvalidInput(f"job {source.queue}/{id} cannot be its own child.")
-    policy = check_policy(on_failure)
+    policy = parsers.policy("on_failure", on_failure)
     session = await source.app.session()
 
     async def send(nodes: Sequence[Node]) -> list[Enqueued]:
@@ -386,22 +375,3 @@ def _refuse_unattached(queue: str, id: str, answer: AttachAnswer) -> None:
             "written.",
             job_id=id,
         )
-
-
-def app_of(part: Any) -> App:
-    """Return the app of the first job in ``part``."""
-    match part:
-        case JobSpec() | JobHandle():
-            return part.source.app
-        case Flow():
-            return part.parent.source.app
-        case Chain() | Group():
-            return app_of(part.parts[0])
-        case Chord():
-            return app_of(part.header)
-        case Dag(names=names) if names:
-            return next(iter(names.values()))[0].source.app
-        case Dag():
-            raise InvalidInput("a Dag needs at least one job: dag.add(name, task.job(...)).")
-        case _:
-            raise InvalidInput(f"{shown(part)} is not a flow.")
