@@ -15,6 +15,10 @@ from tests.servers import HOST, Sentinel, ValkeyServer, free_port
 from tests.worker.conftest import until
 
 
+_NOTICED_S = 0.5
+"""When a silent connection is given up."""
+
+
 class Front:
     """A server in front of another, which spoils its first connections: ``cut``, ``loading`` or ``silent``."""
 
@@ -34,8 +38,9 @@ class Front:
         writer.transport.abort()
 
     async def _spoil(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while self._fault == "loading" and (data := await reader.read(65536)):
-            writer.write(b"-LOADING Valkey is loading the dataset in memory\r\n" * data.count(b"*"))
+        while self._fault != "cut" and (data := await reader.read(65536)):
+            if self._fault == "loading":
+                writer.write(b"-LOADING Valkey is loading the dataset in memory\r\n" * data.count(b"*"))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         theirs, ours = await asyncio.open_connection(self._target.hostname, self._target.port)
@@ -55,7 +60,7 @@ async def fronted(target: str, fault: str, *, spoilt: int) -> AsyncIterator[tupl
     front = Front(target, fault, spoilt)
     listener = await asyncio.start_server(front.serve, HOST, port := free_port())
     try:
-        yield f"valkey://{HOST}:{port}?namespace=start-{uuid7()}", front
+        yield f"valkey://{HOST}:{port}?namespace=start-{uuid7()}&connect_timeout={_NOTICED_S}", front
     finally:
         listener.close()
 
@@ -82,7 +87,7 @@ async def _starts_and_works(app: App) -> None:
         await app.close()
 
 
-@pytest.mark.parametrize("fault", ["cut", "loading"])
+@pytest.mark.parametrize("fault", ["cut", "loading", "silent"])
 @pytest.mark.parametrize("spoilt", [1, 5])
 async def test_a_worker_waits_for_a_store_that_is_not_ready_yet(
     valkey_url: str, fault: str, spoilt: int
@@ -138,6 +143,22 @@ async def test_a_store_that_stays_unreachable_is_reported_after_the_retries_of_a
     with pytest.raises(StorageUnavailable):
         await app.worker().run()
     await app.close()
+
+
+async def test_a_store_that_stays_silent_is_reported_after_the_retries_of_a_call(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_START_PATIENCE_S", 2 * _NOTICED_S)
+    async with fronted(valkey_url, "silent", spoilt=1_000_000) as (url, front):
+        app = _app(url)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(StorageUnavailable, match=rf"no answer from .* within {_NOTICED_S} s"):
+            await app.worker().run()
+        # It is tried for the patience, and the last try may take as long as it takes to notice.
+        assert loop.time() - began < 10 * _NOTICED_S
+        assert front.connections > 1
+        await app.close()
 
 
 async def test_a_store_that_refuses_the_login_is_reported_immediately(valkey_url: str) -> None:
