@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.lifecycle import EventType, State
-from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
+from penstock.core.outcome import FAILURE_TEXTS, Complete, Fail, Failure, Outcome, Release, Snooze
 from penstock.storage.values import Claimed, Take, Ticket
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, other_states
 
@@ -160,7 +160,7 @@ async def test_a_job_past_its_ttl_expires_instead_of_being_claimed(bench: Bench)
 
     assert [lease.id for lease in await bench.claim_all(2)] == ["a", "c"]
     job = await bench.job("b")
-    assert (job.state, job.failure and job.failure.type, job.runs) == (S.FAILED, "Expired", 0)
+    assert (job.state, job.failure, job.runs) == (S.FAILED, Failure("Expired", FAILURE_TEXTS["Expired"]), 0)
     assert await bench.seen() == [
         Seen(E.CLAIMED, "a", S.ACTIVE),
         Seen(E.EXPIRED, "b", S.FAILED),

@@ -81,8 +81,13 @@ async def test_expired_and_stalled_jobs_and_those_kept_for_no_time_write_letters
         if lease.id == "gone":
             await bench.settle(lease, Fail(BOOM, final=True))
     await bench.shift(2 * MINUTE_MS)
-    found = {letter["id"]: letter["error"]["type"] for _, letter in await letters(bench, dead)}
-    assert found == {"expired": "Expired", "stalled": "Stalled", "gone": "Boom"}
+    found = {letter["id"]: letter["error"] for _, letter in await letters(bench, dead)}
+    stalled = "its worker died or stopped renewing the lease 1 times; the last one was worker"
+    assert {id: (error["type"], error["message"]) for id, error in found.items()} == {
+        "expired": ("Expired", "the job's ttl passed before it was finished"),
+        "stalled": ("Stalled", stalled),
+        "gone": (BOOM.type, BOOM.message),
+    }
 
 
 async def test_a_job_retried_in_vain_renews_its_letter(bench: Bench, dead: Bench) -> None:

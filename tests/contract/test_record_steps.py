@@ -392,9 +392,8 @@ async def test_a_stall_names_the_step_that_was_under_way(bench: Bench) -> None:
     await bench.storage.sweep(bench.queue)
 
     failure = (await bench.job()).failure
-    assert failure
-    assert failure.type == "Stalled"
-    assert failure.message.endswith("2 times; the last one was worker, in step other")
+    message = "its worker died or stopped renewing the lease 2 times; the last one was worker, in step other"
+    assert failure == Failure("Stalled", message)
 
 
 async def test_a_stall_blames_no_step_of_an_earlier_run(bench: Bench) -> None:
@@ -409,3 +408,18 @@ async def test_a_stall_blames_no_step_of_an_earlier_run(bench: Bench) -> None:
 
     [event] = await bench.events()
     assert (event.type, event.data) == (E.STALLED, "")
+
+
+async def test_a_stall_names_its_worker_and_step_whatever_their_names(bench: Bench) -> None:
+    await bench.put(max_stalls=0)
+    lease = await bench.claim(worker="w%d\0\x1b%s" + "x" * 50)
+    await record(bench, NewStep("job", lease.token, "s%d\0%%ü", "started"))
+    await bench.shift(2 * LEASE_MS)
+
+    await bench.storage.sweep(bench.queue)
+
+    failure = (await bench.job()).failure
+    assert failure
+    assert failure.message.endswith(
+        " 1 times; the last one was w%d\0\x1b%s" + "x" * 50 + ", in step s%d\0%%ü"
+    )

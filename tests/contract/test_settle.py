@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.lifecycle import EventType, State
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.core.outcome import FAILURE_TEXTS, Cancel, Complete, Fail, Failure, Outcome, Release, Snooze
 from penstock.core.retry import Fixed
 from penstock.storage.values import Settled, Settlement, Take, Ticket
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, other_states
@@ -234,7 +234,7 @@ async def test_a_job_past_its_ttl_expires_instead_of_being_put_back(bench: Bench
     assert await bench.settle(lease, outcome) == Settled(True, S.FAILED)
     failure = (await bench.job()).failure
     assert failure
-    assert failure.type == "Expired"
+    assert failure == Failure("Expired", FAILURE_TEXTS["Expired"])
     assert await bench.seen() == [Seen(E.EXPIRED, "job", S.FAILED)]
 
 

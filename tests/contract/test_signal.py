@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.job import Extras, Lease
 from penstock.core.lifecycle import EventType, State
-from penstock.core.outcome import Complete, Fail, Snooze, Suspend
+from penstock.core.outcome import FAILURE_TEXTS, Complete, Fail, Failure, Snooze, Suspend
 from penstock.storage.values import Settled
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, redispatch
 
@@ -259,8 +259,7 @@ async def test_a_suspended_job_expires_by_its_ttl(bench: Bench) -> None:
     await bench.shift(MINUTE_MS)
     assert (await bench.storage.sweep(bench.queue)).expired == 1
     job = await bench.job()
-    assert job.failure
-    assert (job.state, job.failure.type) == (S.FAILED, "Expired")
+    assert (job.state, job.failure) == (S.FAILED, Failure("Expired", FAILURE_TEXTS["Expired"]))
 
 
 async def test_a_retried_job_that_was_suspended_does_not_time_out(bench: Bench) -> None:

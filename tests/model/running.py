@@ -10,7 +10,19 @@ import msgspec
 from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
-from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import (
+    FAILURE_TEXTS,
+    Await,
+    Cancel,
+    Complete,
+    Fail,
+    Failure,
+    Limited,
+    Outcome,
+    Release,
+    Snooze,
+    Suspend,
+)
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -28,7 +40,6 @@ from tests.model.dedup import Keys
 from tests.model.holding import Holding
 from tests.model.links import BY_DEPENDENCY, NOTHING_TO_WAIT_FOR
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
-from tests.model.steps import STALLED
 
 __all__ = ["Running"]
 
@@ -370,7 +381,8 @@ class Running(Keys, Holding):
             record.failure = BY_DEPENDENCY
             self._finish(record, S.FAILED, E.FAILED)
         elif record.stalls > record.options.max_stalls:
-            record.failure = STALLED
+            message = FAILURE_TEXTS["Stalled"] % (record.stalls, record.worker)
+            record.failure = Failure("Stalled", message)
             self._finish(record, S.FAILED, E.FAILED)
         else:
             self._return_to_waiting(record)

@@ -167,10 +167,13 @@ def _wait(wait_ms: int | None) -> int | None:
     return None if wait_ms is None else -(-wait_ms // UNIT)
 
 
-_STORE_MADE = ("Expired", "Stalled", "DependencyFailed", "DependencyNotFound", "NothingToWaitFor")
+_OF_FLOWS = ("DependencyFailed", "DependencyNotFound", "NothingToWaitFor")
 
 
 def _failure(failure: Failure | None) -> Failure | None:
-    if failure is not None and failure.type in _STORE_MADE:
+    """Without texts that name jobs as flows do, and the step of a stall: the model does not know milliseconds."""
+    if failure is not None and failure.type in _OF_FLOWS:
         return Failure(failure.type, "")
+    if failure is not None and failure.type == "Stalled":
+        return msgspec.structs.replace(failure, message=failure.message.partition(", in step ")[0])
     return failure

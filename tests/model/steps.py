@@ -7,17 +7,17 @@ from typing import Any
 
 from penstock.core.job import EMPTY_EXTRAS, Extras, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, PromoteAnswer, State
-from penstock.core.outcome import Failure
+from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.core.staging import staged_at_ms
 from penstock.storage.values import Finished, QueueSettings
 from tests.model.grouping import Grouping
 from tests.model.links import Links
 from tests.model.record import ORDER, Entry, Happened, Record, Slot, news_of, replaces
 
-__all__ = ["EXPIRED", "STALLED", "Steps"]
+__all__ = ["EXPIRED", "Steps"]
 
 S, E = State, EventType
-EXPIRED, STALLED = Failure("Expired", ""), Failure("Stalled", "")
+EXPIRED = Failure("Expired", FAILURE_TEXTS["Expired"])
 RECHECK_MS = 600_000
 
 

@@ -14,7 +14,6 @@ from penstock.worker import recovery
 from tests.servers import HOST, Sentinel, ValkeyServer, free_port
 from tests.worker.conftest import until
 
-
 _NOTICED_S = 0.5
 """When a silent connection is given up."""
 

@@ -297,6 +297,16 @@ local function set_result(job, result)
   job.save_result = job.big_result
 end
 
+-- Return the message of a failure that the store creates. string.format would cut a value at its first zero byte.
+local function message_of(kind, ...)
+  local values, i = { ... }, 0
+  local message = string.gsub(FAILURE_TEXTS[kind], '%%[ds]', function()
+    i = i + 1
+    return tostring(values[i])
+  end)
+  return message
+end
+
 local function failure_of(kind, message)
   return encode({ kind, message, '' })
 end

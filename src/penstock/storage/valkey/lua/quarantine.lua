@@ -359,7 +359,7 @@ local function bury(id, state, static, why)
   leave_indexes(id, state)
   call('HDEL', K.rerun, id)
   J[id] = job
-  local message = format(FAILURE_TEXTS.Damaged, why)
+  local message = message_of('Damaged', why)
   local failure = failure_of('Damaged', message)
   set_failure(job, failure)
   job.state, job.finished = 'f', Q.now

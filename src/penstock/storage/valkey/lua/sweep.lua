@@ -18,7 +18,7 @@ local function rescue(job)
   if cause then return Flows.fail(job, cause) end
   if job.stalls > options_of(job.header).max_stalls then
     local step = Steps.under_way(job)
-    local message = string.format(step and FAILURE_TEXTS.StalledInStep or FAILURE_TEXTS.Stalled, job.stalls, worker, step)
+    local message = message_of(step and 'StalledInStep' or 'Stalled', job.stalls, worker, step)
     set_failure(job, failure_of('Stalled', message))
     local group, row = finish(job, 'f', 'failed')
     put(group, row, 'et', 'Stalled')
