@@ -6,12 +6,14 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -165,6 +167,46 @@ def test_silver_folded_bit_by_bit_equals_silver_made_from_scratch(
     assert rows(bits.gold) == rows(whole.gold)
     check_silver(url, whole.silver)
     check_gold(url, whole)
+
+
+def noting(read: Callable[..., pa.Table], held: list[int]) -> Callable[..., pa.Table]:
+    def noted(*args: Any) -> pa.Table:
+        events = read(*args)
+        held.append(events.num_rows)
+        return events
+
+    return noted
+
+
+def test_silver_and_gold_made_in_small_slices_equal_those_made_at_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    happen(url, seed=11, steps=80, queues=QUEUES)
+    with Store(url) as store:
+        store.run(store.storage.configure("mail", QueueSettings(events_count=100, events_hard_cap=100)))
+        while store.run(store.storage.sweep("mail")).more:
+            pass
+        store.run(store.storage.obliterate("report", force=True))
+    happen(url, seed=12, steps=40, queues=QUEUES)
+    history.sync(url, tmp_path / "bits", spark=spark, upto="bronze")
+    shutil.copytree(tmp_path / "bits", tmp_path / "whole")
+    whole = history.sync(url, tmp_path / "whole", spark=spark)
+    held: list[int] = []
+    for name in ("silver", "gold", "steps"):
+        module = import_module(f"penstock.spark.history.{name}")
+        monkeypatch.setattr(module, "new_events", noting(module.new_events, held))
+    monkeypatch.setattr(import_module("penstock.spark.history.tables"), "_PER_SLICE", 30)
+    bits = history.sync(url, tmp_path / "bits", spark=spark)
+    assert (whole.silver, whole.gold) == (1, 1)
+    assert bits.silver == bits.gold > 3
+    assert 0 < max(held) <= 30
+    pairs = zip(
+        history.tables(spark, tmp_path / "bits"), history.tables(spark, tmp_path / "whole"), strict=True
+    )
+    for made, expected in pairs:
+        assert rows(made) == rows(expected)
+    assert history.sync(url, tmp_path / "bits", spark=spark).silver == bits.silver
 
 
 def test_a_history_is_whole_in_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def make_durable(path: Path) -> None:
 
 _APP: Final = "penstock"
 _STATE: Final = "penstock"
+# Columns that select the files with certain events.
+_BOUNDED: Final = ("queue", "epoch", "seq")
 _UNSAFE: Final = "allow_unsafe_rename"
 # The type of timestamps without a zone.
 _LOCAL: Final = '"timestamp_ntz"'
@@ -60,7 +62,8 @@ class Conflict(Exception):
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a table. ``low`` and ``high`` bound the table's time column, in epoch milliseconds.
+    """A file of a table. ``low`` and ``high`` bound the table's time column, in epoch milliseconds. ``bounds`` has the
+    least and the greatest value of further columns, if the file comes from the log.
 
     ``number`` is the commit that wrote the rows; for merged files, the last one.
     """
@@ -71,6 +74,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     stats: str
     low: int = 0
     high: int = 0
+    bounds: dict[str, tuple[Any, Any]] = {}
 
     @property
     def number(self) -> int:
@@ -190,6 +194,9 @@ class Snapshot:
             stats="",
             low=_millis(row.get(f"min.{self._ranged}")),
             high=_millis(row.get(f"max.{self._ranged}")),
+            bounds={
+                name: (row[f"min.{name}"], row[f"max.{name}"]) for name in _BOUNDED if f"max.{name}" in row
+            },
         )
 
     @cached_property

@@ -5,7 +5,7 @@ Periods are in UTC, by the time of the event. New events are added to their peri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +41,7 @@ from penstock.spark.history.tables import (
     fold_state,
     millis,
     new_events,
+    next_state,
     owners_of,
     pending_files,
     placing_between,
@@ -77,36 +78,37 @@ class _Causes(Fold):
         return merged_causes(rows)
 
 
-def summarise(spark: SparkSession, history: History) -> None:
-    """Bring gold and causes up to date with silver, in one commit each.
+def summarise(spark: SparkSession, history: History) -> bool:
+    """Fold the next slice of events into gold and causes, up to silver, in one commit each. Return whether there are
+    more.
 
     Raises:
         Conflict: another sync committed to one of them first.
     """
     silver = fold_state(history.silver.load())
+    has_more = False
     for table in (history.gold, history.causes):
         base = table.load()
-        known = fold_state(base)
-        if known.bronze < silver.bronze:
-            _add(spark, history, table, base, known=known, upto=silver)
+        if fold_state(base).bronze < silver.bronze:
+            has_more |= _add(spark, history, table, base, upto=silver)
+    return has_more
 
 
-def _add(
-    spark: SparkSession, history: History, table: Table, base: Snapshot, *, known: FoldState, upto: FoldState
-) -> None:
-    bronze = history.bronze.load()
-    pending = pending_files(bronze.files, known.bronze)
-    placing = placing_between(bronze_state(history, bronze), known.places, upto.places)
+def _add(spark: SparkSession, history: History, table: Table, base: Snapshot, *, upto: FoldState) -> bool:
+    bronze, known = history.bronze.load(), fold_state(base)
+    reached = next_state(bronze_state(history, bronze), known, replace(upto, open=known.open))
+    placing = placing_between(bronze_state(history, bronze), known.places, reached.places)
+    pending = pending_files(bronze.files, known.bronze, placing)
     events = new_events(history.bronze, pending, placing, _COLUMNS)
-    reached = replace(upto, open={})
     fold: Fold = _Causes(history.bronze, placing)
     instants = periods_of(millis(events["at"]), np.asarray(events["run_ms"].to_numpy(), np.int64))
     if table is history.gold:
         steps = _steps(history, events, placing, has_losses=bool(upto.losses or upto.changes))
         backlog, open = backlog_of(steps, known.open)
-        fold, reached = _Measures(history.bronze, placing, extra=backlog), replace(upto, open=open)
+        fold, reached = _Measures(history.bronze, placing, extra=backlog), replace(reached, open=open)
         instants = np.unique(np.concatenate([instants, millis(backlog["at"])]))
     fold_forward(spark, table, base, fold=fold, pending=pending, instants=instants, reached=reached)
+    return reached.bronze < upto.bronze
 
 
 def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: bool) -> pa.Table:
@@ -114,21 +116,32 @@ def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: 
 
     Silver adds what events do not say: which jobs were removed while open, and which lost their first event.
     """
+    removed, obliterated = _of_type(events, "removed"), _of_type(events, "obliterated")
     tables = [event_steps(events)]
-    jobs = _jobs_without_events(history, events, has_losses=has_losses)
-    if jobs is not None:
-        is_new = placing.covers(jobs["queue"], jobs["place"])
-        wiped = pc.and_(
-            pc.is_in(jobs["queue"], _of_type(events, "obliterated")["queue"].combine_chunks()),
-            pc.is_in(jobs["removed_at"], _of_type(events, "obliterated")["at"].combine_chunks()),
+    for jobs in _jobs_without_events(history, events, has_losses=has_losses):
+        is_gone = pc.or_(
+            _is_among(jobs, ("queue", "place"), removed, ("queue", "place")),
+            _is_among(jobs, ("queue", "removed_at"), obliterated, ("queue", "at")),
         )
-        gone = jobs.filter(pc.and_(pc.equal(jobs["state"], REMOVED), pc.or_(is_new, wiped)))
+        gone = jobs.filter(pc.and_(pc.equal(jobs["state"], REMOVED), is_gone))
         tables.append(_step_table(gone, "finished_at", pa.repeat(-1, gone.num_rows)))
         is_first = placing.covers(jobs["queue"], jobs["first_place"])
         begun = pc.is_in(jobs["first_type"], pa.array(["enqueued", "retried"]))
         late = jobs.filter(pc.and_(is_first, pc.invert(begun)))
         tables.append(_step_table(late, "first_seen_at", pa.repeat(1, late.num_rows)))
     return pa.concat_tables(tables)
+
+
+def _is_among(rows: pa.Table, names: tuple[str, str], others: pa.Table, other_names: tuple[str, str]) -> Any:
+    """Return whether the values of two columns of each row are those of another row."""
+    pairs = (
+        pc.binary_join_element_wise(
+            table[text], pc.cast(pc.cast(table[number], pa.int64()), pa.string()), " "
+        )
+        for table, (text, number) in ((rows, names), (others, other_names))
+    )
+    ours, theirs = pairs
+    return pc.fill_null(pc.is_in(ours, theirs.combine_chunks()), False)
 
 
 def event_steps(events: pa.Table) -> pa.Table:
@@ -153,18 +166,16 @@ def _of_type(events: pa.Table, kind: str) -> pa.Table:
     return events.filter(pc.equal(events["type"], kind))
 
 
-def _jobs_without_events(history: History, events: pa.Table, *, has_losses: bool) -> pa.Table | None:
-    """Return the jobs of silver that may have changed the backlog without an event."""
-    removed = _of_type(events, "removed")
-    files = history.silver.load().files
+def _jobs_without_events(history: History, events: pa.Table, *, has_losses: bool) -> Iterator[pa.Table]:
+    """Yield the jobs of silver that may have changed the backlog without an event."""
+    removed, files = _of_type(events, "removed"), history.silver.load().files
     if not _of_type(events, "obliterated").num_rows:
         touching = events if has_losses else removed
         births = millis(touching["enqueued_at"].drop_null())
         lows = np.array([file.low for file in files], np.int64)
         files = [files[index] for index in np.unique(owners_of(lows, births)).tolist()] if files else []
-    if not files or not (has_losses or removed.num_rows or _of_type(events, "obliterated").num_rows):
-        return None
-    return pa.concat_tables(history.silver.read(file, _JOB) for file in files)
+    for file in files:
+        yield history.silver.read(file, _JOB)
 
 
 def backlog_of(

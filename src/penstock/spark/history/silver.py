@@ -31,6 +31,7 @@ from penstock.spark.history.tables import (
     fold_state,
     millis,
     new_events,
+    next_state,
     pending_files,
     place_number,
     placing_between,
@@ -145,11 +146,12 @@ def jobs_of(rows: pa.Table) -> pa.Table:
 class LossMark(msgspec.Struct, frozen=True, kw_only=True):
     """A range of places in a queue, ``first`` to ``last``, that affects jobs. Jobs that are open at the range become
     incomplete or, with ``removed_at_us``, removed at that time. With ``undone``, jobs with events in it become
-    incomplete."""
+    incomplete. ``found`` is the place at which the mark applies."""
 
     queue: str
     first: int
     last: int
+    found: int
     removed_at_us: int | None = None
     undone: bool = False
 
@@ -161,6 +163,7 @@ def marks_between(bronze: BronzeState, silver: FoldState) -> list[LossMark]:
             queue=loss.queue,
             first=place_number(bronze, loss.queue, loss.epoch, loss.first),
             last=place_number(bronze, loss.queue, loss.epoch, loss.last),
+            found=place_number(bronze, loss.queue, loss.epoch, loss.last),
         )
         for loss in bronze.losses[silver.losses :]
     ]
@@ -169,6 +172,7 @@ def marks_between(bronze: BronzeState, silver: FoldState) -> list[LossMark]:
             queue=change.queue,
             first=place_number(bronze, change.queue, change.before, change.common + 1),
             last=place_number(bronze, change.queue, change.before, change.read),
+            found=place_number(bronze, change.queue, change.after, change.common),
             undone=True,
         )
         for change in bronze.changes[silver.changes :]
@@ -181,7 +185,7 @@ def obliterations(events: pa.Table) -> list[LossMark]:
     obliterated = events.filter(pc.equal(events["type"], "obliterated"))
     at_us = pc.cast(pc.cast(obliterated["at"], pa.timestamp("us", "UTC")), pa.int64())
     return [
-        LossMark(queue=queue, first=place, last=place, removed_at_us=at)
+        LossMark(queue=queue, first=place, last=place, found=place, removed_at_us=at)
         for queue, place, at in zip(
             obliterated["queue"].to_pylist(), obliterated["place"].to_pylist(), at_us.to_pylist(), strict=True
         )
@@ -252,23 +256,25 @@ class _Jobs(Fold):
         return jobs.sort_by([(name, "ascending") for name in ("enqueued_at", "queue", "id", "incarnation")])
 
 
-def fold(spark: SparkSession, history: History) -> None:
-    """Bring silver up to date with bronze, in one commit.
+def fold(spark: SparkSession, history: History) -> bool:
+    """Fold the next slice of bronze into silver, in one commit. Return whether there are more.
 
     Raises:
         Conflict: another sync committed first. Nothing was committed.
     """
     events, base = history.bronze.load(), history.silver.load()
     bronze, known = bronze_state(history, events), fold_state(base)
-    reached = FoldState(
+    upto = FoldState(
         bronze=events.number, places=bronze.places, losses=len(bronze.losses), changes=len(bronze.changes)
     )
-    if known == reached:
-        return
-    pending = pending_files(events.files, known.bronze)
-    placing = placing_between(bronze, known.places, bronze.places)
+    if known == upto:
+        return False
+    reached = next_state(bronze, known, upto)
+    placing = placing_between(bronze, known.places, reached.places)
+    pending = pending_files(events.files, known.bronze, placing)
     new = new_events(history.bronze, pending, placing, _COLUMNS)
-    marks = [*marks_between(bronze, known), *obliterations(new)]
+    marks = [mark for mark in marks_between(bronze, known) if placing.passes(mark.queue, mark.found)]
+    marks += obliterations(new)
     fold_forward(
         spark,
         history.silver,
@@ -280,3 +286,4 @@ def fold(spark: SparkSession, history: History) -> None:
         # A mark may affect any job.
         is_everything=bool(marks),
     )
+    return reached != upto

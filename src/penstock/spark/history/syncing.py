@@ -23,6 +23,7 @@ from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
 from penstock.spark.history.bronze import Appended, append, queue_names
 from penstock.spark.history.gold import summarise
 from penstock.spark.history.silver import fold
+from penstock.spark.history.steps import fold as fold_steps
 from penstock.spark.history.tables import EpochChange, History, Loss, fold_state, open_history
 from penstock.spark.local import session
 from penstock.spark.store import Store, url_for_executors
@@ -30,12 +31,14 @@ from penstock.spark.tasks import Batches, collected, each, numbered
 
 
 class Tables(NamedTuple):
-    """``bronze``: events. ``silver``: jobs. ``gold``: measures by period and name. ``causes``: failures by class."""
+    """``bronze``: events. ``silver``: jobs. ``gold``: measures by period and name. ``causes``: failures by class.
+    ``steps``: recorded steps of jobs."""
 
     bronze: DataFrame
     silver: DataFrame
     gold: DataFrame
     causes: DataFrame
+    steps: DataFrame
 
 
 def tables(
@@ -47,9 +50,7 @@ def tables(
         InvalidOption: the folder is not a history.
     """
     history = open_history(path, storage_options, create=False)
-    return Tables(
-        *(_frame(spark, table) for table in (history.bronze, history.silver, history.gold, history.causes))
-    )
+    return Tables(*(_frame(spark, table) for table in history.all))
 
 
 def _frame(spark: SparkSession, table: Table) -> DataFrame:
@@ -89,7 +90,7 @@ def compact(spark: SparkSession, history: History) -> None:
         made = collected(numbered(spark, piles), each(piles, rewrite), DataFile)
         gone = [file for pile in piles for file in pile]
         history.bronze.commit(base, add=made, remove=gone, state=base.state or "{}", is_new=False)
-    for table in (history.bronze, history.silver, history.gold, history.causes):
+    for table in history.all:
         _clean(table)
 
 
@@ -111,7 +112,7 @@ def _is_due(base: Snapshot) -> bool:
 
 def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
     """Yield groups of small files to merge. Files that a table has read are not merged with files that it has not."""
-    read = [fold_state(table.load()).bronze for table in (history.silver, history.gold, history.causes)]
+    read = [fold_state(table.load()).bronze for table in history.all[1:]]
     small = [file for file in base.files if file.rows < _SMALL]
     alike: dict[tuple[bool, ...], list[DataFile]] = {}
     for file in small:
@@ -188,10 +189,10 @@ def sync(
     history = open_history(path, storage_options, create=True)
     spark = spark or session()
     added = _append_all(spark, history, url=url, queues=names, limit=max_events)
-    if upto != "bronze":
-        _retry(lambda: fold(spark, history))
-    if upto == "gold":
-        _retry(lambda: summarise(spark, history))
+    folds = {"bronze": (), "silver": (fold, fold_steps), "gold": (fold, fold_steps, summarise)}
+    for fold_slice in folds[upto]:
+        while _retry(partial(fold_slice, spark, history)):
+            pass
     _retry(lambda: compact(spark, history))
     return SyncReport(
         events=sum(commit.events for commit in added),

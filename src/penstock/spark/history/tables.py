@@ -1,4 +1,4 @@
-"""The tables of a history: four Delta tables in one folder, on a disk or in an object store.
+"""The tables of a history: Delta tables in one folder, on a disk or in an object store.
 
 Each commit records a state: its position in the logs, and the losses found.
 
@@ -90,6 +90,20 @@ CAUSES: Final = pa.schema(
     }
 )
 
+STEPS: Final = pa.schema(
+    {
+        **dict.fromkeys(("queue", "id"), _TEXT),
+        "incarnation": _LONG,
+        **dict.fromkeys(("name", "key", "task", "status"), _TEXT),
+        **dict.fromkeys(("run", "attempt"), _LONG),
+        **dict.fromkeys(("enqueued_at", "started_at", "recorded_at"), _TIME),
+        **dict.fromkeys(("run_ms", "last_run_ms", "result_size"), _LONG),
+        **dict.fromkeys(("error_type", "error", "worker"), _TEXT),
+        "unused": pa.bool_(),
+        "place": _LONG,
+    }
+)
+
 _BEFORE_DELTA: Final = "_history.json"
 
 
@@ -109,6 +123,8 @@ class History:
         )
         self.gold = Table(folder.inside("gold"), GOLD, ranged="at", stats=("grain", "dimension", "queue"))
         self.causes = Table(folder.inside("causes"), CAUSES, ranged="at", stats=("grain", "queue"))
+        self.steps = Table(folder.inside("steps"), STEPS, ranged="enqueued_at", stats=("queue", "status"))
+        self.all = (self.bronze, self.silver, self.gold, self.causes, self.steps)
 
     @property
     def consumer(self) -> str:
@@ -138,7 +154,7 @@ def open_history(path: str | Path, options: Mapping[str, str] | None = None, *, 
             "an empty folder to start one."
         )
     if create:
-        for table in (history.bronze, history.silver, history.gold, history.causes):
+        for table in history.all:
             table.create()
     elif history.bronze.load().table is None:
         raise InvalidOption(
@@ -216,6 +232,8 @@ def fold_state(snapshot: Snapshot) -> FoldState:
 # All places of an epoch come before those of the next one.
 _PER_EPOCH: Final = 1 << 48
 _PILE: Final = 250_000
+# So many events are folded at a time, because the driver holds some of their columns.
+_PER_SLICE: Final = 1_000_000
 
 
 class Placing(msgspec.Struct, frozen=True):
@@ -244,6 +262,29 @@ class Placing(msgspec.Struct, frozen=True):
         )
         return pc.and_(pc.greater(places, after), pc.less_equal(places, upto))
 
+    def passes(self, queue: str, place: int) -> bool:
+        """Return whether a place is covered."""
+        return self.done.get(queue, 0) < place <= self.upto.get(queue, 0)
+
+    def may_cover(self, file: DataFile) -> bool:
+        """Return whether a file of bronze may hold a covered event."""
+        if len(file.bounds) < 3:
+            return True
+        (first, last), epochs, (low, high) = (file.bounds[name] for name in ("queue", "epoch", "seq"))
+        for queue in self.upto:
+            if first <= queue <= last:
+                known = self.epochs[queue]
+                start = (
+                    known.index(epochs[0]) * _PER_EPOCH
+                    if epochs[0] == epochs[1] and epochs[0] in known
+                    else None
+                )
+                if start is None or (
+                    start + high > self.done.get(queue, 0) and start + low <= self.upto[queue]
+                ):
+                    return True
+        return False
+
 
 def _names(bounds: Mapping[str, int]) -> pa.Array:
     return pa.array(bounds, pa.string())
@@ -263,9 +304,33 @@ def placing_between(bronze: BronzeState, done: Mapping[str, Place], upto: Mappin
     return Placing(bronze.epochs, *numbers)
 
 
-def pending_files(files: Sequence[DataFile], number: int) -> list[DataFile]:
-    """Return the files that may hold events of commits after that number."""
-    return [file for file in files if file.number > number]
+def pending_files(files: Sequence[DataFile], number: int, placing: Placing) -> list[DataFile]:
+    """Return the files that may hold covered events of commits after that number."""
+    return [file for file in files if file.number > number and placing.may_cover(file)]
+
+
+def next_state(bronze: BronzeState, known: FoldState, upto: FoldState) -> FoldState:
+    """Return the state after the next slice of events: ``upto``, or one on the way if too many are left."""
+    room, places = _PER_SLICE, dict(known.places)
+    for queue, end in sorted(upto.places.items()):
+        start = _start(bronze, queue, end.epoch, known.places.get(queue))
+        stop = min(end.seq, start + room)
+        if room > 0 or stop == end.seq:
+            places[queue] = Place(end.epoch, stop)
+            room -= stop - start
+    return upto if places == upto.places else msgspec.structs.replace(known, places=places)
+
+
+def _start(bronze: BronzeState, queue: str, epoch: str, place: Place | None) -> int:
+    """Return the number before the next event of an epoch in bronze. What earlier epochs still have is little."""
+    start = place.seq if place is not None and place.epoch == epoch else 0
+    for change in bronze.changes:
+        if (change.queue, change.after) == (queue, epoch):
+            start = max(start, change.common)
+    for loss in bronze.losses:
+        if (loss.queue, loss.epoch) == (queue, epoch) and loss.first <= start + 1:
+            start = max(start, loss.last)
+    return start
 
 
 def new_events(
@@ -273,10 +338,8 @@ def new_events(
 ) -> pa.Table:
     """Return the covered events of these files with their ``place``, and all columns or some."""
     empty = bronze.schema.empty_table()
-    tables = [bronze.read(file, columns) for file in files]
-    return placing.placed(
-        pa.concat_tables(tables or [empty if columns is None else empty.select(list(columns))])
-    )
+    none = placing.placed(empty if columns is None else empty.select(list(columns)))
+    return pa.concat_tables([none, *(placing.placed(bronze.read(file, columns)) for file in files)])
 
 
 def piles_of(files: Sequence[DataFile]) -> list[list[DataFile]]:
@@ -347,7 +410,7 @@ def fold_forward(
         Conflict: another sync committed first. Nothing was committed.
     """
     # A table whose state is unknown is rebuilt.
-    is_known = fold_state(base).bronze > 0
+    is_known = fold_state(base) != FoldState()
     known = base.files if is_known else []
     lows = np.array([file.low for file in known], np.int64)
     owners = range(len(lows)) if is_everything else np.unique(owners_of(lows, instants)).tolist()
