@@ -150,20 +150,19 @@ def failure_from(queue: str, id: str, state: DependencyState, failure: Failure |
     """Return the failure of a job whose dependency ended like this. Along a chain, the first cause stays."""
     if failure is not None and failure.type == "DependencyFailed":
         return failure
+    ref = f"{queue}/{id}"
     match state:
         case "failed" if failure is not None:
-            cause = f"failed: {failure.type}: {failure.message}"
+            message = FAILURE_TEXTS["DependencyFailedWith"] % (ref, failure.type, failure.message)
         case "removed" if failure is not None and failure.type == "DependencyNotFound":
-            cause = "is not known"
+            message = FAILURE_TEXTS["DependencyUnknown"] % ref
         case "removed" if failure is not None:
-            cause = f"was refused: {failure.message}"
-        case "failed" | "cancelled" | "removed":
-            cause = {"failed": "failed", "cancelled": "was cancelled", "removed": "was removed"}[state]
+            message = FAILURE_TEXTS["DependencyRefused"] % (ref, failure.message)
         case _:
-            raise AssertionError(state)
-    return Failure("DependencyFailed", f"dependency {queue}/{id} {cause}")
+            message = FAILURE_TEXTS[f"Dependency{state.capitalize()}"] % ref
+    return Failure("DependencyFailed", message)
 
 
 def not_found(queue: str, id: str) -> Failure:
     """Return the failure of a dependency that has no record."""
-    return Failure("DependencyNotFound", f"job {queue}/{id} is not known: it never was, or is no longer kept")
+    return Failure("DependencyNotFound", FAILURE_TEXTS["DependencyNotFound"] % f"{queue}/{id}")

@@ -22,6 +22,9 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
+BlockedBy = Literal["group", "children", "signal"]
+"""What a blocked job waits for: room in its group, its dependencies, or a signal."""
+
 OPEN = frozenset({State.SCHEDULED, State.WAITING, State.BLOCKED, State.ACTIVE})
 TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 

@@ -58,8 +58,15 @@ FAILURE_TEXTS: Final = {
     "NothingToWaitFor": "the job waited for its children again, but has had no new ones since its last wait. "
     "Add children before it waits, or finish it.",
     "Damaged": "the stored record cannot be read: %s. Its bytes are kept with the job",
+    "DependencyFailed": "dependency %s failed",
+    "DependencyFailedWith": "dependency %s failed: %s: %s",
+    "DependencyCancelled": "dependency %s was cancelled",
+    "DependencyRemoved": "dependency %s was removed",
+    "DependencyRefused": "dependency %s was refused: %s",
+    "DependencyUnknown": "dependency %s is not known",
+    "DependencyNotFound": "job %s is not known: it never was, or is no longer kept",
 }
-"""The messages of failures that a store creates, by type. All engines use these texts."""
+"""The messages of failures that a store creates, by type or cause. All engines use these texts."""
 
 
 def damaged_failure(why: str) -> Failure:

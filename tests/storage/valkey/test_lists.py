@@ -6,12 +6,29 @@ import re
 from importlib import resources
 from typing import get_args
 
-from penstock.core.job import DAY_MS, HOUR_MS, Extras, Options
-from penstock.core.lifecycle import EventType, PromoteAnswer, RemoveAnswer, RetryAnswer, State
+import pytest
+
+from penstock.core.job import DAY_MS, HOUR_MS, EnqueueStatus, Extras, Options
+from penstock.core.lifecycle import (
+    AttachAnswer,
+    CancelAnswer,
+    ChangeAnswer,
+    EventType,
+    HoldAnswer,
+    PromoteAnswer,
+    ReleaseAnswer,
+    RemoveAnswer,
+    RetryAnswer,
+    SchedulerAnswer,
+    SignalAnswer,
+    State,
+    UnchangedAnswer,
+)
+from penstock.core.outcome import FAILURE_TEXTS
 from penstock.core.retry import Exponential
-from penstock.storage.valkey.jobs import STATES, parse_header, stored_options
+from penstock.storage.valkey.jobs import ANSWERS, ENQUEUED, STATES, letters_of, parse_header, stored_options
 from penstock.storage.valkey.library import library
-from penstock.storage.valkey.operator_verbs import letters_of
+from penstock.storage.values import Extended
 
 FILES = {
     entry.name: entry.read_text()
@@ -73,6 +90,46 @@ def test_headers_of_lua_files_name_only_events_that_exist() -> None:
         assert words <= {event.value for event in EventType}, name
 
 
-def test_each_answer_of_a_verb_on_ids_has_a_letter_of_its_own() -> None:
-    for answers in (RetryAnswer, PromoteAnswer, RemoveAnswer):
-        assert set(letters_of(answers).values()) == set(get_args(answers))
+TYPES = {
+    "attach": AttachAnswer,
+    "cancel": CancelAnswer,
+    "change": ChangeAnswer,
+    "extend": Extended,
+    "hold": HoldAnswer,
+    "promote": PromoteAnswer,
+    "put_scheduler": SchedulerAnswer,
+    "release": ReleaseAnswer,
+    "remove": RemoveAnswer,
+    "remove_unchanged": UnchangedAnswer,
+    "retry": RetryAnswer,
+    "signal": SignalAnswer,
+}
+
+
+def letters_in_header(verb: str) -> set[str]:
+    """Return the letters that the header of a verb's file explains: ``r removed, a active, - not found``."""
+    [text] = [text for text in FILES.values() if f"register('{verb}'" in text]
+    header = text.partition("\n\n")[0].replace("\n--   ", " ")
+    [returned] = re.findall(
+        rf"^-- {verb}: .*\n(?:-- arguments: .*\n)?-- returns: +(.+)", header, re.MULTILINE
+    )
+    return set(re.findall(r"(?:^|, |: |\{)([a-z-]) ", returned.partition(";")[0].removeprefix("a letter")))
+
+
+@pytest.mark.parametrize("verb", TYPES)
+def test_each_answer_of_a_verb_has_a_letter_of_its_own_that_its_file_explains(verb: str) -> None:
+    letters = ANSWERS.get(verb) or letters_of(TYPES[verb])
+    explained = letters_in_header(verb) | (letters_in_header("cancel_rerun") if verb == "cancel" else set())
+
+    assert set(letters.values()) == set(get_args(TYPES[verb]))
+    assert set(letters) == explained
+
+
+def test_each_answer_of_enqueue_has_a_letter() -> None:
+    assert set(ENQUEUED.values()) == set(get_args(EnqueueStatus))
+
+
+def test_the_library_takes_each_message_of_a_failure_from_the_list() -> None:
+    used = {name for text in FILES.values() for name in re.findall(r"FAILURE_TEXTS\.(\w+)", text)}
+
+    assert used == set(FAILURE_TEXTS)

@@ -27,14 +27,21 @@ from penstock.storage.valkey.calls import Calls, KnownServers, Refused
 from penstock.storage.valkey.client import ClientRouter
 from penstock.storage.valkey.commands import ReplyError, Router, run_id
 from penstock.storage.valkey.endpoint import Endpoint
-from penstock.storage.valkey.jobs import STATE_OF, decode_failure, encode_after, encode_jobs
+from penstock.storage.valkey.jobs import (
+    ANSWERS,
+    ENQUEUED,
+    STATE_OF,
+    decode_failure,
+    encode_after,
+    encode_jobs,
+)
 from penstock.storage.valkey.library import DEFAULT_NAMESPACE, Keys, library
 from penstock.storage.valkey.operator_verbs import OperatorVerbs
 from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.queries import Queries
 from penstock.storage.valkey.routers import router_for
 from penstock.storage.valkey.steps import Steps
-from penstock.storage.valkey.worker_verbs import ENQUEUED, WorkerVerbs, refusal
+from penstock.storage.valkey.worker_verbs import WorkerVerbs, refusal
 from penstock.storage.values import Ticket, WorkerRecord, with_deaths
 
 # Flows
@@ -47,7 +54,6 @@ _STATES: Final[dict[str, DependencyState]] = {
     "x": "cancelled",
     "r": "removed",
 }
-_ATTACHED: Final[dict[bytes, AttachAnswer]] = {b"a": "attached", b"e": "ended", b"-": "not_found"}
 
 _pack = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(tuple[int, str, str]).decode
@@ -91,7 +97,8 @@ class FlowVerbs(WorkerVerbs):
             if is_full:
                 await self._outbox.send(queue)
             if not answer.startswith(b"f"):
-                return _ATTACHED[answer]
+                attached: AttachAnswer = ANSWERS["attach"][answer.decode()]
+                return attached
             flow = answer[1:].decode()
 
     async def dependencies(

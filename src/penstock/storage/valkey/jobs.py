@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 from msgspec.structs import astuple
@@ -19,6 +19,7 @@ from penstock.core.job import (
     DEFAULT_OPTIONS,
     Dedup,
     Dependency,
+    EnqueueStatus,
     Extras,
     Job,
     NewJob,
@@ -26,10 +27,22 @@ from penstock.core.job import (
     pack_extras,
     unpack_extras,
 )
-from penstock.core.lifecycle import State
+from penstock.core.lifecycle import (
+    AttachAnswer,
+    BlockedBy,
+    CancelAnswer,
+    ChangeAnswer,
+    HoldAnswer,
+    ReleaseAnswer,
+    SchedulerAnswer,
+    SignalAnswer,
+    State,
+    UnchangedAnswer,
+)
 from penstock.core.outcome import Failure, damaged_failure
 from penstock.core.staging import check_staged, staged_at_ms
 from penstock.storage.valkey.commands import Arg
+from penstock.storage.values import Extended
 
 # A process that keeps making new options must not fill its queues with headers: beyond this number, each record
 # carries its header.
@@ -107,17 +120,45 @@ def _shortened(options: Options) -> list[Any]:
 
 STATES: Final = dict(zip("swbacfx", State, strict=True))
 """The states by the letters of records and answers."""
-_BLOCKED_BY: Final = {
-    **dict.fromkeys(b"gjk", "group"),
-    **dict.fromkeys(b"hm", "children"),
-    **dict.fromkeys(b"il", "signal"),
+BLOCKED_BY: Final = dict(zip("ghi", get_args(BlockedBy), strict=True))
+"""What blocks a job, by the letters of its state record."""
+_WHY_BLOCKED: Final = {
+    ord(letter): BLOCKED_BY[letters[0]] for letters in ("gjk", "hm", "il") for letter in letters
 }
 STATE_OF: Final = {
     **{ord(letter): state for letter, state in STATES.items()},
-    **dict.fromkeys(_BLOCKED_BY, State.BLOCKED),
+    **dict.fromkeys(_WHY_BLOCKED, State.BLOCKED),
     ord("C"): State.COMPLETED,
     ord("t"): State.SCHEDULED,
 }
+
+
+def letters_of(answers: Any, **others: str) -> dict[str, Any]:
+    """Return the answers of a verb by their letters: the first of each, and ``-`` for ``not_found``.
+
+    ``others`` names the answers that have another letter.
+    """
+    first = (answer for answer in get_args(answers) if answer not in others.values())
+    return {"-" if answer == "not_found" else answer[0]: answer for answer in first} | others
+
+
+ANSWERS: Final = {
+    "attach": letters_of(AttachAnswer),
+    "cancel": letters_of(CancelAnswer, x="cancelled", d="rerun_cancelled"),
+    "change": letters_of(ChangeAnswer),
+    "extend": letters_of(Extended, x="expired"),
+    "hold": letters_of(HoldAnswer),
+    "put_scheduler": letters_of(SchedulerAnswer, s="unchanged"),
+    "release": letters_of(ReleaseAnswer),
+    "remove_unchanged": letters_of(UnchangedAnswer),
+    "signal": letters_of(SignalAnswer),
+}
+"""The answers of verbs by the letters of their replies. ``on_ids`` needs none: its verbs have no other letters."""
+ENQUEUED: Final[dict[int, EnqueueStatus]] = {
+    **{ord(letter): status for letter, status in letters_of(EnqueueStatus).items()},
+    ord("e"): "duplicate",
+}
+"""The answers of enqueue. ``e`` is a duplicate by its dedup key."""
 
 _LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _EXTRAS, _BINDS = 1, 2, 4, 8, 16, 32, 64, 128
 _CANCELLING, _RERUN = 2, 4
@@ -237,7 +278,7 @@ def _read_state(record: bytes, result: bytes) -> dict[str, Any]:
         "runs": runs, "run_at_ms": (r1 << 32 | r2) or (q1 << 32 | q2), "expires_at_ms": x1 << 32 | x2,
         "failures": failures, "stalls": stalls, "priority": signed(p1, p2), "lifo": flags & _LIFO == _LIFO,
         "cancelling": flags & _CANCELLING == _CANCELLING, "has_rerun": flags & _RERUN == _RERUN,
-        "worker": worker, "result": inline, "blocked_by": _BLOCKED_BY.get(letter, ""),
+        "worker": worker, "result": inline, "blocked_by": _WHY_BLOCKED.get(letter, ""),
     }  # fmt: skip
 
 

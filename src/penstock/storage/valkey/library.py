@@ -25,7 +25,7 @@ from penstock.core.job import DEFAULT_OPTIONS, STAGED_FROM_MS, Extras, Options
 from penstock.core.outcome import FAILURE_TEXTS
 from penstock.storage.bounds import BOUNDS
 from penstock.storage.valkey.commands import Caller, ReplyError
-from penstock.storage.valkey.jobs import STATES
+from penstock.storage.valkey.jobs import BLOCKED_BY, STATES
 from penstock.storage.values import QueueSettings
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -137,7 +137,7 @@ def _lists() -> str:
 
     - ``STORED``: the places of stored options, by name, and their defaults; the types of the extras, by short name; the
       columns of events that hold numbers; the defaults of a queue's settings.
-    - ``STATES``: the states, by letter. ``BOUNDS``: see ``storage.bounds``.
+    - ``STATES`` and ``BLOCKED_BY``: by letter. ``BOUNDS``: see ``storage.bounds``.
     - ``FAILURE_TEXTS``: the messages of failures that a store creates, by type.
     """
     options = Options.__struct_fields__
@@ -151,6 +151,7 @@ def _lists() -> str:
             "settings": {name: bound for name, bound in asdict(QueueSettings()).items() if bound},
         },
         "STATES": STATES,
+        "BLOCKED_BY": BLOCKED_BY,
         "BOUNDS": BOUNDS | {"STAGED_FROM_MS": STAGED_FROM_MS},
         "FAILURE_TEXTS": FAILURE_TEXTS,
     }

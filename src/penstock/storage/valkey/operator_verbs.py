@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -28,7 +27,7 @@ from penstock.storage.contract import VerbsOnIds
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Refused
 from penstock.storage.valkey.commands import Arg
-from penstock.storage.valkey.jobs import encode_jobs, parse_header, stored_options
+from penstock.storage.valkey.jobs import ANSWERS, encode_jobs, letters_of, parse_header, stored_options
 from penstock.storage.valkey.worker_verbs import WorkerVerbs, refusal
 from penstock.storage.values import (
     Budget,
@@ -46,63 +45,26 @@ from penstock.storage.values import (
     jobs_active,
 )
 
-# The answers by the letters of replies.
-_CANCELLED: Final[Mapping[str, CancelAnswer]] = {
-    "x": "cancelled",
-    "r": "requested",
-    "c": "completed",
-    "f": "failed",
-    "a": "already_cancelled",
-    "-": "not_found",
-    "d": "rerun_cancelled",
-    "n": "no_rerun",
-}
-_REMOVED_UNCHANGED: Final[Mapping[str, UnchangedAnswer]] = {
-    "r": "removed",
-    "c": "changed",
-    "h": "held",
-    "-": "not_found",
-}
-_SIGNALLED: Final[Mapping[bytes, SignalAnswer]] = {
-    b"r": "resumed",
-    b"k": "kept",
-    b"f": "full",
-    b"e": "ended",
-    b"-": "not_found",
-}
-_HELD: Final[Mapping[str, HoldAnswer]] = {"h": "held", "-": "not_found"}
-_RELEASED: Final[Mapping[str, ReleaseAnswer]] = {"r": "released", "n": "not_held", "-": "not_found"}
-_CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
-_PUT: Final[Mapping[bytes, SchedulerAnswer]] = {b"c": "created", b"u": "updated", b"s": "unchanged"}
-
 _SCHEDULER: Final = struct.Struct(">HIHIHIHIHIHIBH")
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_settings = msgspec.json.Decoder(QueueSettings).decode
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_limit: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, int]).decode
-_A = TypeVar("_A")
-
-
-@cache
-def letters_of(answers: Any) -> dict[str, str]:
-    """Return the answers of a verb on ids by their letters: the first of each, and ``-`` for ``not_found``."""
-    return {"-" if answer == "not_found" else answer[0]: answer for answer in get_args(answers)}
 
 
 class OperatorVerbs(WorkerVerbs, VerbsOnIds):
     """The part of the engine that operates on jobs and queues. Bulk verbs call once per step."""
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
-        return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, _CANCELLED)
+        return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, ANSWERS["cancel"])
 
     async def remove_unchanged(
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
     ) -> list[UnchangedAnswer]:
         args = (consumer, *(part for job in jobs for part in job))
-        return self._letters(
-            queue, await self._calls.call(queue, "remove_unchanged", *args), _REMOVED_UNCHANGED
-        )
+        letters = await self._calls.call(queue, "remove_unchanged", *args)
+        return self._decoded_letters(queue, letters, ANSWERS["remove_unchanged"])
 
     async def unstage(
         self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
@@ -113,21 +75,24 @@ class OperatorVerbs(WorkerVerbs, VerbsOnIds):
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         """Send a signal once: the server recognises a repeated call."""
         letter: bytes = await self._calls.call_once(queue, "signal", (id, name, data))
-        return _SIGNALLED[letter]
+        answer: SignalAnswer = ANSWERS["signal"][letter.decode()]
+        return answer
 
     async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
-        return self._letters(queue, await self._calls.call(queue, "hold", consumer, ttl_ms, *ids), _HELD)
+        letters = await self._calls.call(queue, "hold", consumer, ttl_ms, *ids)
+        return self._decoded_letters(queue, letters, ANSWERS["hold"])
 
     async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
-        return self._letters(queue, await self._calls.call(queue, "release", consumer, *ids), _RELEASED)
+        letters = await self._calls.call(queue, "release", consumer, *ids)
+        return self._decoded_letters(queue, letters, ANSWERS["release"])
 
     async def on_ids(self, queue: str, verb: str, ids: Sequence[str], answers: Any) -> list[Any]:
         return await self._each(queue, verb, ids, letters_of(answers))
 
-    async def _each(self, queue: str, verb: str, ids: Sequence[Arg], answers: Mapping[str, _A]) -> list[_A]:
-        return self._letters(queue, await self._calls.call(queue, verb, *ids, ids=ids), answers)
+    async def _each(self, queue: str, verb: str, ids: Sequence[Arg], answers: Mapping[str, Any]) -> list[Any]:
+        return self._decoded_letters(queue, await self._calls.call(queue, verb, *ids, ids=ids), answers)
 
-    def _letters(self, queue: str, letters: Any, answers: Mapping[str, _A]) -> list[_A]:
+    def _decoded_letters(self, queue: str, letters: Any, answers: Mapping[str, Any]) -> list[Any]:
         if isinstance(letters, list):  # the outbox has messages
             [letters] = letters
             self._outbox.send_soon(queue)
@@ -154,7 +119,8 @@ class OperatorVerbs(WorkerVerbs, VerbsOnIds):
         while True:
             reply: bytes = await self._calls.call(queue, "change", *args, header, reference, new_header)
             if not reply.startswith(b"h"):
-                return _CHANGED[reply]
+                answer: ChangeAnswer = ANSWERS["change"][reply.decode()]
+                return answer
             header = reply[1:]
             options = msgspec.structs.replace(parse_header(header), **new_ttls)
             stored = stored_options(options)
@@ -269,7 +235,8 @@ class OperatorVerbs(WorkerVerbs, VerbsOnIds):
         repeat_ms = -1 if new.repeat_ms is None else new.repeat_ms
         args = (new.name, new.next_ms, int(new.keep_next), new.limit, new.end_ms, repeat_ms, new.spec)
         reply: bytes = await self._calls.call(queue, "put_scheduler", *args)
-        return _PUT[reply]
+        answer: SchedulerAnswer = ANSWERS["put_scheduler"][reply.decode()]
+        return answer
 
     async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
         only = () if names is None else ("1", *names)

@@ -9,13 +9,15 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from penstock.core.flow import UNKNOWN_DEPENDENCY
-from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob, Options, unpack_extras
+from penstock.core.job import Enqueued, Lease, NewJob, Options, unpack_extras
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.commands import Arg
 from penstock.storage.valkey.jobs import (
+    ANSWERS,
+    ENQUEUED,
     STATE_OF,
     STATES,
     UNREADABLE,
@@ -41,20 +43,11 @@ from penstock.storage.values import (
     Ticket,
 )
 
-ENQUEUED: Final[dict[int, EnqueueStatus]] = {
-    ord("q"): "queued",
-    ord("d"): "duplicate",
-    ord("e"): "duplicate",
-    ord("c"): "completed",
-    ord("u"): "updated",
-    ord("r"): "rerun",
-}
 _SETTLED: Final = {
     **{ord(letter): Settled(True, state) for letter, state in STATES.items()},
     **{ord(letter.upper()): Settled(False, state) for letter, state in STATES.items()},
     ord("-"): Settled(False, None),
 }
-_EXTENDED: Final[dict[str, Extended]] = {"e": "extended", "c": "cancel", "x": "expired", "l": "lost"}
 
 _HAS_SIGNAL: Final = 2
 _HAS_STEPS: Final = 4
@@ -235,7 +228,7 @@ class WorkerVerbs:
             args.append(id)
             args.append(token.to_bytes(6, "big"))
         letters: bytes = await self._calls.call(queue, "extend", *args)
-        return [_EXTENDED[letter] for letter in letters.decode()]
+        return [ANSWERS["extend"][letter] for letter in letters.decode()]
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         reply, damaged = await self._calls.call_counted(queue, "sweep", limit)

@@ -19,6 +19,15 @@ local BY_DEPENDENCY = 'DependencyFailed'
 
 local deps_of = Flows.deps_of
 
+-- Return a text with the values in its places. string.format() would cut a value at a zero byte.
+local function filled(text, ...)
+  local values, at = { ... }, 0
+  return (string.gsub(text, '%%s', function()
+    at = at + 1
+    return values[at]
+  end))
+end
+
 local function counts(policy, state)
   if policy == 'w' then return state == 'c' or state == 'r' end
   return state ~= ''
@@ -139,9 +148,8 @@ function Flows.link(id, dependent)
   load({ id })
   local job = job_for(id)
   if job and not is_over(job) then return Flows.link_to(job, { dependent }) end
-  local here = Outbox.here()
-  tell_dependent(dependent, id, 'r', encode({ 'DependencyNotFound',
-    'job ' .. here .. '/' .. id .. ' is not known: it never was, or is no longer kept', '' }))
+  local message = filled(FAILURE_TEXTS.DependencyNotFound, Outbox.here() .. '/' .. id)
+  tell_dependent(dependent, id, 'r', failure_of('DependencyNotFound', message))
   deliver_ends()
 end
 
@@ -258,7 +266,9 @@ function Flows.wait_again(job)
   end
 end
 
-local OUTCOMES = { f = 'failed', x = 'was cancelled', r = 'was removed' }
+local MESSAGES = {
+  f = FAILURE_TEXTS.DependencyFailed, x = FAILURE_TEXTS.DependencyCancelled, r = FAILURE_TEXTS.DependencyRemoved,
+}
 
 -- Return the packed failure of a job that one of its dependencies has failed, or nil.
 function Flows.cause(job)
@@ -268,13 +278,17 @@ function Flows.cause(job)
   local values = call('HMGET', key, name, '\1' .. name)
   local state, failure = decode(values[1])[3], values[2] and decode(values[2])
   if failure and failure[1] == BY_DEPENDENCY then return values[2] end
-  local outcome = OUTCOMES[state]
-  if failure and state == 'r' then
-    outcome = failure[1] == 'DependencyNotFound' and 'is not known' or 'was refused: ' .. failure[2]
-  elseif failure then
-    outcome = 'failed: ' .. failure[1] .. ': ' .. failure[2]
+  local ref, message = string.gsub(name, '%z', '/', 1), nil
+  if not failure then
+    message = filled(MESSAGES[state], ref)
+  elseif state == 'f' then
+    message = filled(FAILURE_TEXTS.DependencyFailedWith, ref, failure[1], failure[2])
+  elseif failure[1] == 'DependencyNotFound' then
+    message = filled(FAILURE_TEXTS.DependencyUnknown, ref)
+  else
+    message = filled(FAILURE_TEXTS.DependencyRefused, ref, failure[2])
   end
-  return failure_of(BY_DEPENDENCY, 'dependency ' .. string.gsub(name, '%z', '/', 1) .. ' ' .. outcome)
+  return failure_of(BY_DEPENDENCY, message)
 end
 
 -- Fail a job because of a dependency. settling: as in finish().

@@ -1,6 +1,6 @@
 -- put_scheduler: creates a scheduler, or changes the one of that name.
 -- arguments: name, next, keep_next, limit, end, repeat_ms (-1: not after completion), spec
--- returns:   c created, u updated, s the same spec: nothing changed
+-- returns:   c created, u updated, s unchanged: the spec is the same
 -- pause_scheduler, resume_scheduler, remove_scheduler
 -- arguments: name; resume: and next ('': none)
 -- returns:   1 if a scheduler has that name

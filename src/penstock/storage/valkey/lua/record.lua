@@ -29,7 +29,6 @@
 -- unpack reads the head, and the tail is the same for all jobs of a batch.
 
 local ENDED = { c = true, f = true, x = true }
-local BLOCKED_BY = { g = 'group', h = 'children', i = 'signal' }
 local Groups = {} -- groups.lua
 local Shortcut = {} -- shortcut.lua
 Groups.HOLDING = { g = 'k', h = 'm', i = 'l', s = 't', k = 'g', m = 'h', l = 'i', t = 's' }

@@ -3,7 +3,8 @@
 -- returns:   a letter per id: r removed, a active, - not found; in a list of one if the outbox is not empty
 -- remove_unchanged: the same for finished jobs that have not changed since the caller read them.
 -- arguments: consumer, then id, incarnation, finished_at of each
--- returns:   as remove, with c changed, h held by another consumer
+-- returns:   a letter per id: r removed, c changed, h held by another consumer, - not found; in a list of one if the outbox
+--   is not empty
 -- drain:     the same for jobs that their group blocks, waiting jobs, and optionally scheduled ones, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
 -- clean:     the same for finished jobs.
