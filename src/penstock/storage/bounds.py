@@ -1,4 +1,4 @@
-"""The bounds that every engine keeps, once for all of them. Times are in milliseconds.
+"""The bounds that every engine keeps. Times are in milliseconds.
 
 ``valkey.library`` renders them into Lua as ``BOUNDS.<NAME>``.
 """
@@ -15,7 +15,7 @@ DAY_MINUTES: Final = DAY_MS // MINUTE_MS
 
 # Kept
 
-MEMO_KEPT_MS: Final = MINUTE_MS
+REPLAY_KEPT_MS: Final = MINUTE_MS
 """The time for which a call can be repeated with its ticket."""
 NEWS_KEPT_MS: Final = MINUTE_MS
 """The time for which the end of a job waits for its listener."""
@@ -33,11 +33,11 @@ SIGNALS_KEPT: Final = 100
 # Work of one call
 
 PROMOTED_PER_CLAIM: Final = 1000
-"""The due jobs that a claim promotes; a sweep promotes the rest."""
+"""The due jobs that a claim promotes. Sweeps promote the rest."""
 GROUPS_PER_CLAIM: Final = 100
-"""The groups that may have room now and that a claim looks at."""
+"""The groups that a claim checks for room."""
 ADMITTED_AT_ONCE: Final = 1000
-"""The blocked members that one look at a group admits."""
+"""The blocked members of a group that are admitted together."""
 
 # Queue time (docs/verbs.md, *Time*)
 
@@ -54,9 +54,9 @@ CLOCK_DOUBT_MS: Final = 15 * MINUTE_MS
 CLOCK_LAG_KEPT_MS: Final = 30 * DAY_MS
 """The time for which deletion lags behind after a jump that proved wrong."""
 CLOCK_SET_BACK_MS: Final = MINUTE_MS
-"""A correction backwards of this size or more has the slots of schedulers computed again."""
+"""After a correction backwards of at least this size, the slots of schedulers are computed again."""
 CLOCK_RECHECK_MS: Final = 10 * MINUTE_MS
-"""The time for which they are computed again."""
+"""The time for which slots are computed again."""
 CLOCK_SLOWLY: Final = 100
 """Queue time runs at most one part in this number faster or slower than the clock."""
 

@@ -1,8 +1,8 @@
-"""Coalescing: the pending calls of one process travel together (group commit).
+"""Coalescing: the pending calls of one process are sent together (group commit).
 
-While no call is under way, a call starts immediately, alone and in its caller's own coroutine, so sequential
-callers pay nothing. Calls that arrive meanwhile gather and go out as one batch when it returns. The busier the
-process, the larger the batches; there is no timer.
+If no call is running, a call is sent immediately, alone and in its caller's coroutine, so sequential callers pay
+nothing. Calls that arrive in the meantime wait, and are sent as one batch when it returns. The busier the process, the
+larger the batches. There is no timer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Coalescer(Generic[Item, Answer]):
 
     ``send`` takes the items in order of arrival and returns their answers in that order. A batch holds up to
     ``max_count`` items and ``max_bytes`` as measured by ``size``, but at least one item. An error of ``send``
-    reaches every caller of the batch. A caller that is cancelled before its item has gone out withdraws it; after
-    that the batch goes on without the caller.
+    reaches every caller of the batch. A caller that is cancelled before its item is sent withdraws it. After that, the
+    batch continues without the caller.
     """
 
     __slots__ = ("_batches", "_max_bytes", "_max_count", "_pending", "_send", "_size", "_under_way")

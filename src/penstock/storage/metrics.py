@@ -109,7 +109,7 @@ class KeptBudget(NamedTuple):
     total: int
 
     def is_past(self, now_ms: int) -> bool:
-        """Return whether the period has ended: nothing of the next one is spent."""
+        """Return whether the period has ended, so that nothing is spent of the next one."""
         return self.per_ms > 0 and self.since + self.per_ms <= now_ms
 
     def is_over(self, now_ms: int) -> bool:

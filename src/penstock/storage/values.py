@@ -132,7 +132,7 @@ class Budget(msgspec.Struct, frozen=True):
     """An upper bound of ``micros`` on the usage of ``name`` by a queue (``flow`` empty) or a flow: in total, or per
     ``per_ms``.
 
-    ``spent`` is the present usage, which returns to zero at ``until_ms`` (0: never).
+    ``spent`` is the current usage, which returns to zero at ``until_ms`` (0: never).
     """
 
     name: str
@@ -156,7 +156,7 @@ class Change(msgspec.Struct, frozen=True):
 class DueScheduler(msgspec.Struct, frozen=True):
     """A due scheduler for the caller to fire.
 
-    ``now_ms`` is the store's wall clock; the caller computes a slot after it anew.
+    ``now_ms`` is the store's wall clock. The caller computes the next slot after it.
     """
 
     name: str

@@ -67,6 +67,15 @@ def test_every_option_and_every_extra_is_known_to_the_library() -> None:
     assert all(re.search(rf'\b{name} = "', lists) for name in Extras.__struct_encode_fields__)
 
 
+def test_the_library_has_the_short_names_of_extras() -> None:
+    names = {name for text in FILES.values() for name in re.findall(r"\bextras(?:_of\(\w+\))?\.(\w+)", text)}
+    code = library().code
+
+    assert names - {"sp"} <= set(Extras.__struct_fields__)
+    assert "extras.g)" in code
+    assert not re.search(r"\bextras\.(?:group|holds|dependents)\b", code)
+
+
 def test_every_state_has_a_letter() -> None:
     assert set(STATES.values()) == set(State)
     assert len(STATES) == len(State)
@@ -130,6 +139,8 @@ def test_each_answer_of_enqueue_has_a_letter() -> None:
 
 
 def test_the_library_takes_each_message_of_a_failure_from_the_list() -> None:
-    used = {name for text in FILES.values() for name in re.findall(r"FAILURE_TEXTS\.(\w+)", text)}
+    code = re.sub(r"--.*", "", "\n".join(FILES.values()))
+    unused = [name for name in FAILURE_TEXTS if not re.search(rf"FAILURE_TEXTS\.{name}\b|'{name}'", code)]
 
-    assert used == set(FAILURE_TEXTS)
+    assert unused == []
+    assert not re.search("is not known|was cancelled|was removed|was refused|ttl passed", code)

@@ -18,27 +18,21 @@ from penstock.storage.sqlite import groups, limits, schedules, statements
 from penstock.storage.sqlite.job_verbs import received_data
 from penstock.storage.sqlite.records import (
     ACTIVE,
-    FAILED,
     WAITING,
     Record,
     Unreadable,
     as_extras,
     as_lease,
-    pack_failure,
     unpack_options,
 )
 from penstock.storage.sqlite.steps import travelling_steps
-from penstock.storage.sqlite.transitions import enter_waiting, expire, finish
+from penstock.storage.sqlite.transitions import enter_waiting, expire, fail
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import check_budgets
 from penstock.storage.values import Claimed, Extended, Held, Take
 
-_PROMOTED = EventType.PROMOTED.value
-_CLAIMED = EventType.CLAIMED.value
-
 _sql = statements("claim")
 _json = msgspec.json.Encoder()
-_FAILED = EventType.FAILED.value
 _SPENT = Failure("BudgetExceeded", FAILURE_TEXTS["BudgetExceeded"])
 
 
@@ -75,7 +69,7 @@ def _take(unit: Unit, take: Take, count: int) -> list[Lease]:
 
 
 def _answer(unit: Unit, take: Take, leases: list[Lease]) -> Claimed:
-    """Return the answer, with when to claim again. Wake no other worker if a limit of the queue stops claims."""
+    """Return the leases and when to claim again. Wake no other worker if a limit of the queue stops claims."""
     waiting = unit.queue.waiting > 0
     room, wait_ms = limits.allowance(unit, 1)
     if waiting and room:
@@ -98,7 +92,7 @@ def promote_due(unit: Unit, *, limit: int) -> int:
     due = unit.adopt(rows)
     for record in due:
         enter_waiting(unit, record)
-        unit.note(_PROMOTED, record, run=record.runs)
+        unit.note(EventType.PROMOTED, record, run=record.runs)
     if due:
         unit.save(due)
     return len(due)
@@ -107,7 +101,7 @@ def promote_due(unit: Unit, *, limit: int) -> int:
 class _Ready(msgspec.Struct, gc=False):
     """A job at the head of the line, with the fields of a lease: reading whole records takes three times as long.
 
-    ``concern``: 0 none, 1 it has links, 2 its ttl has passed.
+    ``concern`` is 1 if the job has links, 2 if its ttl has passed, otherwise 0.
     """
 
     key: int
@@ -159,7 +153,7 @@ def _expire(unit: Unit, ids: list[str]) -> None:
 
 
 def _lease_members(unit: Unit, take: Take, jobs: list[_Ready]) -> list[Lease]:
-    """Lease jobs that may be members of groups, or of flows that have spent their budget."""
+    """Lease jobs with links. They may belong to full groups, or to flows that have spent their budget."""
     leases: list[Lease] = []
     allowed: list[_Ready] = []
     for job in jobs:
@@ -170,12 +164,13 @@ def _lease_members(unit: Unit, take: Take, jobs: list[_Ready]) -> list[Lease]:
         if not is_over and (not extras.group or groups.start(unit, extras.group, extras.cost)):
             allowed.append(job)
             continue
-        leases += _lease(unit, take, allowed, grouped=True)  # Now, so that the log has the order of the line.
+        leases += _lease(
+            unit, take, allowed, grouped=True
+        )  # Lease them first, so that the log keeps their order.
         allowed = []
         record = unit.find([job.id])[job.id]
         if is_over:
-            record.failure = pack_failure(_SPENT)
-            finish(unit, record, FAILED, _FAILED, run=record.runs, et=_SPENT.type, em=_SPENT.message)
+            fail(unit, record, _SPENT)
         else:
             groups.send_back(unit, record)
         unit.save([record])
@@ -186,26 +181,15 @@ def _lease(unit: Unit, take: Take, jobs: list[_Ready], *, grouped: bool = False)
     now_ms, worker = unit.now_ms, take.worker
     leases = [
         Lease(
-            job.id,
-            token,
-            job.incarnation,
-            job.runs + 1,
-            job.failures,
-            job.stalls,
-            job.payload,
-            unpack_options(job.packed_options),
-            job.priority,
-            job.enqueued_at,
-            now_ms,
-            job.expires_at,
-            job.cancelling != 0,
-            job.run_id,
+            job.id, token, job.incarnation, job.runs + 1, job.failures, job.stalls, job.payload,
+            unpack_options(job.packed_options), job.priority, job.enqueued_at, now_ms, job.expires_at,
+            job.cancelling != 0, job.run_id,
             extras := None if job.packed_extras is None else as_extras(job.packed_extras),
             received_data(unit, job.key) if extras is not None and extras.received else None,
             travelling_steps(unit, job.key) if extras is not None and extras.has_steps else None,
         )
         for token, job in zip(unit.draw_many(len(jobs)), jobs, strict=True)
-    ]
+    ]  # fmt: skip
     until_ms = now_ms + take.lease_ms
     rows = [(lease.token, now_ms, until_ms, worker, job.key) for lease, job in zip(leases, jobs, strict=True)]
     unit.sql.executemany(_sql["lease"], rows)
@@ -218,22 +202,11 @@ def _lease(unit: Unit, take: Take, jobs: list[_Ready], *, grouped: bool = False)
 def _note_claims(unit: Unit, leases: list[Lease], waits_ms: list[int], worker: str, *, grouped: bool) -> None:
     rows: list[tuple[Any, ...]] = [
         (
-            unit.now_ms,
-            lease.id,
-            lease.incarnation,
-            lease.enqueued_at_ms,
-            lease.run_id,
-            lease.options.task,
-            lease.options.version,
-            ACTIVE,
-            lease.run,
-            lease.token,
-            worker,
-            wait_ms,
-            lease.priority,
+            unit.now_ms, lease.id, lease.incarnation, lease.enqueued_at_ms, lease.run_id, lease.options.task,
+            lease.options.version, ACTIVE, lease.run, lease.token, worker, wait_ms, lease.priority,
         )
         for lease, wait_ms in zip(leases, waits_ms, strict=True)
-    ]
+    ]  # fmt: skip
     columns: tuple[str, ...] = ("run", "tok", "w", "wait", "pri")
     if grouped:
         columns = (*columns, "grp")
@@ -241,7 +214,7 @@ def _note_claims(unit: Unit, leases: list[Lease], waits_ms: list[int], worker: s
             (*row, lease.extras.group if lease.extras else "")
             for row, lease in zip(rows, leases, strict=True)
         ]
-    unit.notes.add_rows(_CLAIMED, columns, rows)
+    unit.notes.add_rows(EventType.CLAIMED, columns, rows)
 
 
 def _next_due_in(unit: Unit) -> int | None:
@@ -251,7 +224,7 @@ def _next_due_in(unit: Unit) -> int | None:
 
 
 def read_back(unit: Unit, held: Sequence[Held]) -> list[Lease]:
-    """Return the leases of an earlier call that are still held, for its repetition."""
+    """Return the leases of an earlier call that are still held, because the call is repeated."""
     tokens = {lease.id: lease.token for lease in held}
     ids = _json.encode([lease.id for lease in held]).decode()
     rows = unit.sql.execute(_sql["held"], (ids, unit.queue.key)).fetchall()

@@ -69,7 +69,7 @@ class Marks(msgspec.Struct, array_like=True, frozen=True):
     """The history of a queue's clock. All zero for most queues.
 
     ``gap_from``, ``gap_to``: the queue time before and after the last gap; equal once a sweep has renewed the
-    leases. ``lag_ms``, ``edge``, ``doubt_until``: see ``Moment.hole``. ``recheck_until``: until then slots are
+    leases. ``lag_ms``, ``edge``, ``doubt_until``: see ``Moment.lag``. ``recheck_until``: until then slots are
     computed again. ``follow``: jobs that are due at this wall time or later have yet to follow a correction (0:
     none).
     """
@@ -102,8 +102,8 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         return _unpack(self.packed_marks) if self.packed_marks else _NOTHING
 
     def when(self, instant_ms: int) -> int:
-        """Return the queue time at which the wall clock will show ``instant_ms``: their difference shrinks on the
-        way."""
+        """Return the queue time at which the wall clock will show ``instant_ms``. Until then, the two approach each
+        other."""
         ahead = self.now_ms - self.wall_ms
         if abs(ahead) < CLOCK_APART_MS:
             return instant_ms
@@ -125,7 +125,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, packed_marks=packed)
 
     @property
-    def hole(self) -> tuple[int, int]:
+    def lag(self) -> tuple[int, int]:
         """Return by how much deletion lags behind now, and the queue time after the jump that caused it.
 
         A long jump that is not proven, or has proved wrong, delays the deletions that were due in between.
@@ -141,7 +141,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         """Return whether data to be kept until ``at_ms`` may be deleted."""
         if at_ms > self.now_ms or not self.packed_marks:
             return at_ms <= self.now_ms
-        lag_ms, edge = self.hole
+        lag_ms, edge = self.lag
         return not lag_ms or at_ms <= self.now_ms - lag_ms or at_ms >= edge
 
 

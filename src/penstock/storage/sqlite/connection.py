@@ -1,4 +1,4 @@
-"""Connections to a database file: their URLs and settings, and the migration of the file to the present format."""
+"""Connections to a database file: their URLs and settings, and the migration of the file to the current format."""
 
 from __future__ import annotations
 

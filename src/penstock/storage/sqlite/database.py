@@ -282,7 +282,7 @@ class Session:
         return self._reader is not None
 
     async def read(self, queue: str, look: Callable[[View], Answer]) -> Answer:
-        """Run ``look`` on one committed state of a queue. In memory there is one connection, so it waits its turn."""
+        """Run ``look`` on one committed state of a queue. In memory it waits for the only connection."""
         sql = self._reader
         if sql is None:
             return await self._calls.submit(lambda transaction: self._look(queue, look, transaction.sql))
@@ -318,8 +318,7 @@ class Session:
         timeout_ms: int,
         signalled: Answer | None = None,
     ) -> Answer:
-        """Call ``look`` until it returns something, sleeping between signals. Return its last result when the time is
-        over.
+        """Call ``look`` after each signal until it returns something or the time is over. Return its last result.
 
         With ``signalled``, return that as soon as a signal comes.
         """

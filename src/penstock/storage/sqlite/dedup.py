@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.core.job import Dedup
-from penstock.core.lifecycle import OPEN, EventType, State
+from penstock.core.lifecycle import OPEN, State
 from penstock.core.outcome import Failure
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
-from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, STATES, Record, pack_failure
-from penstock.storage.sqlite.transitions import finish
+from penstock.storage.sqlite.records import (
+    ACTIVE,
+    CANCELLED,
+    FINISHED,
+    STATES,
+    Record,
+)
+from penstock.storage.sqlite.transitions import fail
 from penstock.storage.sqlite.unit import Unit
-
-_CANCELLED = EventType.CANCELLED.value
-_FINISHED = (COMPLETED, FAILED, CANCELLED)
 
 _sql = statements("dedup")
 
@@ -40,7 +43,7 @@ def meet(unit: Unit, dedup: Dedup, *, id_: str) -> Earlier | None:
         return earlier
     if dedup.states:
         return _meet_in_states(unit, dedup, earlier, id_=id_)
-    if earlier.record is None or earlier.record.state in _FINISHED:
+    if earlier.record is None or earlier.record.state in FINISHED:
         return None
     if dedup.mode == "simple":
         return earlier
@@ -66,9 +69,7 @@ def _earlier(unit: Unit, id_: str, incarnation: int) -> Earlier:
 
 
 def _replace(unit: Unit, record: Record, id_: str) -> None:
-    failure = Failure("Replaced", f"by job {id_}")
-    record.failure = pack_failure(failure)
-    finish(unit, record, CANCELLED, _CANCELLED, run=record.runs, et=failure.type, em=failure.message)
+    fail(unit, record, Failure("Replaced", f"by job {id_}"), state=CANCELLED)
     unit.touch(record)
 
 

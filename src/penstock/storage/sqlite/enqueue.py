@@ -20,6 +20,8 @@ from penstock.storage.sqlite.records import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    FINISHED,
+    GROUP,
     REMOVED,
     SCHEDULED,
     STATES,
@@ -29,9 +31,6 @@ from penstock.storage.sqlite.records import (
 from penstock.storage.sqlite.transitions import join_slot, keep_slot, new_record, queue_afresh, update
 from penstock.storage.sqlite.unit import Put, Unit
 
-_CHANGED = EventType.CHANGED.value
-_FINISHED = (COMPLETED, FAILED, CANCELLED)
-_ENQUEUED = EventType.ENQUEUED.value
 _sql = statements("fast_enqueue")
 _records_sql = statements("records")
 _news_sql = statements("news")
@@ -114,7 +113,7 @@ def put_or_tell(unit: Unit, job: NewJob, to_come: frozenset[tuple[str, str]]) ->
 
 
 def put(unit: Unit, job: NewJob, to_come: frozenset[tuple[str, str]] = frozenset()) -> Enqueued:
-    """Enqueue a job whose dependencies may be missing: those count as removed. Flows do not use dedup keys."""
+    """Enqueue a job of a flow. Dependencies that are missing count as removed. Flows do not use dedup keys."""
     if job.staged:
         check_staged(job)
     unit.queue.used = 1
@@ -150,7 +149,7 @@ def _enqueue(
         dedup.note(unit, job.dedup, record)
     if job.extras is not None:
         _link(unit, record, job, status)
-    if job.notify and record.state not in (*_FINISHED, REMOVED) and status != "rerun":
+    if job.notify and record.state not in (*FINISHED, REMOVED) and status != "rerun":
         _listen(unit, record, job)
     return record
 
@@ -163,7 +162,7 @@ def _listen(unit: Unit, record: Record, job: NewJob) -> None:
 
 
 def _replaced(unit: Unit, record: Record) -> None:
-    """Remove what hangs on an earlier incarnation of the id."""
+    """End the links of an earlier incarnation of the id."""
     if record.state in (FAILED, CANCELLED) or record.is_staged:
         unit.links.removed(unit, record)
     unit.links.forget(unit, [record.id])
@@ -178,16 +177,16 @@ def _link(unit: Unit, record: Record, job: NewJob, status: EnqueueStatus) -> Non
 
 
 def _dispatch(unit: Unit, record: Record, job: NewJob, status: EnqueueStatus) -> None:
-    """Apply an enqueue to an existing id."""
+    """Apply an enqueue to the existing job of its id."""
     match status:
         case "queued":
             queue_afresh(unit, record, job)
         case "updated":
             update(unit, record, job)
-            unit.note(_CHANGED, record, run=record.runs)
+            unit.note(EventType.CHANGED, record, run=record.runs)
         case "rerun":
             keep_slot(unit, record, job)
-            unit.note(_CHANGED, record, run=record.runs)
+            unit.note(EventType.CHANGED, record, run=record.runs)
         case "duplicate" | "completed":
             pass
 
@@ -199,7 +198,7 @@ def _decide(unit: Unit, record: Record, job: NewJob) -> EnqueueStatus:
         return "queued"
     if _repeats(record, job) or job.conflict.mode == "absent":
         return "duplicate"
-    finished = record.state in _FINISHED
+    finished = record.state in FINISHED
     if job.conflict.mode == "redispatch":
         return "queued" if finished else "rerun" if record.state == ACTIVE else "updated"
     if record.state == COMPLETED:
@@ -208,7 +207,7 @@ def _decide(unit: Unit, record: Record, job: NewJob) -> EnqueueStatus:
 
 
 def _repeats(record: Record, job: NewJob) -> bool:
-    """Return whether the job's newest dispatch, which may wait in its slot, belongs to the same write."""
+    """Return whether the job's newest dispatch, which may be waiting in its slot, belongs to the same write."""
     if not job.write_id:
         return False
     slot = record.slot
@@ -219,20 +218,20 @@ def _duplicate_of(unit: Unit, earlier: dedup.Earlier, job: NewJob) -> Enqueued:
     record = earlier.record
     if record is None:
         return Enqueued(earlier.id, "duplicate", None, earlier.incarnation)
-    if job.notify and record.state not in _FINISHED:
+    if job.notify and record.state not in FINISHED:
         unit.listen(record, job.notify)
     return _answer(record, "duplicate")
 
 
 def _answer(record: Record, status: EnqueueStatus) -> Enqueued:
     result = record.result if record.state == COMPLETED else None
-    # A job that failed immediately because of a dependency, and is not kept, has no record any more.
+    # A job that a dependency has failed immediately, and that is not kept, has no record any more.
     state = State.FAILED if record.state == REMOVED else STATES[record.state]
     return Enqueued(record.id, status, state, record.incarnation, result)
 
 
-# The fast path, for almost every enqueue: new, unlinked jobs that are due immediately. It has the same
-# result, but binds half the columns of a whole record and skips the checks that other jobs need.
+# The fast path, for almost every enqueue: new jobs without links that are due immediately. It has the same
+# result, but passes half the columns of a whole record to SQLite and skips the checks that other jobs need.
 
 
 def _enqueue_plain(unit: Unit, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
@@ -283,20 +282,12 @@ def _note_plain(unit: Unit, jobs: Sequence[NewJob], numbers: range) -> None:
     now_ms = unit.now_ms
     rows = [
         (
-            now_ms,
-            job.id,
-            number,
-            now_ms,
-            job.run_id,
-            job.options.task,
-            job.options.version,
-            WAITING,
-            job.priority,
-            len(job.payload),
+            now_ms, job.id, number, now_ms, job.run_id, job.options.task, job.options.version, WAITING,
+            job.priority, len(job.payload),
         )
         for number, job in zip(numbers, jobs, strict=True)
-    ]
-    unit.notes.add_rows(_ENQUEUED, ("pri", "size"), rows)
+    ]  # fmt: skip
+    unit.notes.add_rows(EventType.ENQUEUED, ("pri", "size"), rows)
 
 
 def attach(
@@ -306,7 +297,7 @@ def attach(
     record = unit.find([id]).get(id)
     if record is None or unit.is_over(record) or record.is_staged:
         return "not_found"
-    if record.state in (COMPLETED, FAILED, CANCELLED):
+    if record.state in FINISHED:
         return "ended"
     own = {job.id for queue, job in nodes if queue == unit.queue.name}
     flows.refuse_unknown(unit, after, own)
@@ -315,9 +306,9 @@ def attach(
     to_come = frozenset((queue, job.id) for queue, job in nodes)
     record.extras = msgspec.structs.replace(record.extras, flow=flow, has_dependencies=True)
     flows.depend(unit, id, flow, after, to_come=to_come)
-    if record.state in (SCHEDULED, WAITING) or record.blocked_by == "group":
+    if record.state in (SCHEDULED, WAITING) or record.blocked_by == GROUP:
         unit.links.awaits_children(unit, record)
-    unit.note(_CHANGED, record, run=record.runs)
+    unit.note(EventType.CHANGED, record, run=record.runs)
     flows.conclude(unit, record)
     unit.save([record])
     put_nodes(

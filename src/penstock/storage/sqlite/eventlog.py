@@ -29,7 +29,7 @@ _unpack: Final = msgspec.msgpack.Decoder(Minute).decode
 
 
 class EventNotes:
-    """Events in order. Neighbours of the same type and columns share a group."""
+    """Events in order. Consecutive events of the same type and columns share a group."""
 
     __slots__ = ("_groups", "count")
 
@@ -99,7 +99,7 @@ def _columns(shape: tuple[str, ...], rows: list[tuple[Any, ...]]) -> dict[str, A
 def count_events(
     sql: sqlite3.Connection, queue: int, packed: bytes | None, notes: EventNotes, *, now_ms: int
 ) -> bytes | None:
-    """Return the queue's present minute with these events added. A minute that is over is stored."""
+    """Return the queue's current minute with these events added. Store the last one if it is over."""
     at_ms = now_ms // MINUTE_MS * MINUTE_MS
     last = _read(packed)
     present = counted(last if last is not None and last.at_ms == at_ms else Minute(at_ms), notes.groups)
@@ -113,7 +113,7 @@ def count_events(
 def minutes_of(
     sql: sqlite3.Connection, queue: int, packed: bytes | None, *, last_ms: int, now_ms: int
 ) -> list[Minute]:
-    """Return the minutes of the last ``last_ms`` in which something happened, including the present one
+    """Return the minutes of the last ``last_ms`` in which something happened, including the current one
     (``packed``)."""
     rows = [minute for (minute,) in sql.execute(_queue_sql["minutes"], (queue,))]
     if packed is not None:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
@@ -31,10 +31,14 @@ _SHARED_BYTES: Final = 510
 
 def create(path: str) -> None:
     """Create the file, readable by its owner only, if it does not exist. SQLite gives the other files its mode."""
-    try:
+    with suppress(OSError):  # It exists, or SQLite reports why it cannot be opened.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _PRIVATE))
-    except OSError:
-        pass  # It exists, or SQLite reports why it cannot be opened.
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file if it exists and if that is possible."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def file_uri(path: str, *, mode: Literal["ro", "rw"] = "rw") -> str:
@@ -138,7 +142,7 @@ class WorkerLocks:
     def release(self) -> None:
         """Remove the files, then unlock them: these workers have not died."""
         for worker, file in self._own.items():
-            _unlink(self._path(worker))
+            remove(self._path(worker))
             _close(file)
         self._own.clear()
 
@@ -153,7 +157,7 @@ class WorkerLocks:
     def _clean_up(self) -> None:
         for entry in os.scandir(self._folder):
             if time.time() - entry.stat().st_mtime > _FORGOTTEN_S and not _is_locked(Path(entry.path)):
-                _unlink(Path(entry.path))
+                remove(entry.path)
 
 
 def _is_locked(path: Path) -> bool | None:
@@ -181,20 +185,11 @@ def _close(file: int) -> None:
     os.close(file)
 
 
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        pass
-
-
 def _let_go() -> None:
     """Close the parent's files in a forked child. They stay locked while the parent has them open."""
     for file in _held:
-        try:
+        with suppress(OSError):
             os.close(file)
-        except OSError:
-            pass
     _held.clear()
 
 

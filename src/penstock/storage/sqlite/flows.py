@@ -6,7 +6,7 @@ Dependencies are rows, written as they change; jobs are records, written by ``Un
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import cast
 
 import msgspec
 
@@ -27,21 +27,17 @@ from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import (
     ACTIVE,
     BLOCKED,
-    CANCELLED,
+    CHILDREN,
     COMPLETED,
     FAILED,
+    FINISHED,
     REMOVED,
     Record,
     pack_failure,
     unpack_failure,
 )
-from penstock.storage.sqlite.transitions import enter_waiting, finish, schedule
+from penstock.storage.sqlite.transitions import enter_waiting, fail, schedule
 from penstock.storage.sqlite.unit import Done, End, Link, Unit
-
-_FAILED: Final = EventType.FAILED.value
-_UNBLOCKED: Final = EventType.UNBLOCKED.value
-_FINISHED: Final = (COMPLETED, FAILED, CANCELLED)
-_CHILDREN: Final = "children"
 
 _sql = statements("flows")
 _json = msgspec.json.Encoder()
@@ -63,7 +59,7 @@ def refuse_unknown(unit: Unit, after: Iterable[Dependency], known: Collection[st
 def depend(
     unit: Unit, id_: str, flow: str, after: Sequence[Dependency], *, to_come: Collection[tuple[str, str]]
 ) -> None:
-    """Add dependencies to the job of this id, and check each unless it is in ``to_come``: those will notify it
+    """Add dependencies to the job of this id. Link it to each of them, except those in ``to_come``, which notify it by
     themselves."""
     where = (unit.queue.key, id_)
     unit.sql.execute(_sql["add_parent"], (*where, flow))
@@ -125,14 +121,15 @@ def maybe_block(unit: Unit, record: Record) -> bool:
     if not is_parent(record) or not _parent(unit, record.id)[2]:
         return False
     record.state = BLOCKED
-    record.blocked_by = _CHILDREN
+    record.blocked_by = CHILDREN
     return True
 
 
 def conclude(unit: Unit, record: Record) -> None:
-    """After the job's event, fail it if a dependency failed, unless it is active."""
-    if record.state not in (ACTIVE, REMOVED, *_FINISHED) and (cause := _cause(unit, record)) is not None:
-        _fail(unit, record, cause)
+    """Fail the job if a dependency has failed it, unless it is active. Call it after the event of the job."""
+    if record.state not in (ACTIVE, REMOVED, *FINISHED) and (cause := _cause(unit, record)) is not None:
+        fail(unit, record, cause)
+        unit.touch(record)
 
 
 def dependency_failure(unit: Unit, record: Record) -> Failure | None:
@@ -143,7 +140,7 @@ def dependency_failure(unit: Unit, record: Record) -> Failure | None:
 def await_all(unit: Unit, record: Record) -> Failure | None:
     """Have a running job wait for its dependencies.
 
-    Return its failure if it has waited for all of them before, because it would run again forever.
+    Return a failure if it has waited for all of them before: it would run again forever.
     """
     where = (unit.queue.key, record.id)
     if not is_parent(record) or unit.sql.execute(_sql["awaits_nothing_new"], where).fetchone():
@@ -188,7 +185,7 @@ def link_to(unit: Unit, record: Record, dependents: Sequence[Dependent]) -> None
         unit.sql.executemany(_sql["add_dependent"], rows)
         record.extras = msgspec.structs.replace(record.extras, has_later_dependents=True)
         unit.touch(record)
-    if record.state in _FINISHED:
+    if record.state in FINISHED:
         for dependent in dependents:
             _send(unit, dependent, _end(unit, record))
     _deliver_ends(unit)
@@ -231,18 +228,11 @@ def _dependents(unit: Unit, record: Record) -> list[Dependent]:
 
 
 def _end(unit: Unit, record: Record) -> End:
-    queue, id_ = unit.queue.name, record.id
-    match record.state:
-        case "completed":
-            return End(queue, id_, "completed", record.result or b"", None)
-        case "failed":
-            failure = unpack_failure(record.failure)
-            shown = failure and Failure(failure.type, failure.message)
-            return End(queue, id_, "failed", None, shown)
-        case "cancelled":
-            return End(queue, id_, "cancelled", None, None)
-        case _:
-            return End(queue, id_, "removed", None, None)
+    failure = unpack_failure(record.failure) if record.state == FAILED else None
+    shown = failure and Failure(failure.type, failure.message)
+    result = (record.result or b"") if record.state == COMPLETED else None
+    state = cast("DependencyState", record.state if record.state in FINISHED else "removed")
+    return End(unit.queue.name, record.id, state, result, shown)
 
 
 def _send(unit: Unit, dependent: Dependent, end: End) -> None:
@@ -283,7 +273,7 @@ def done(unit: Unit, dependent: Dependent, end: End) -> None:
     record = unit.find([dependent.id]).get(dependent.id)
     if failed and record is not None:
         conclude(unit, record)
-    elif record is not None and record.state == BLOCKED and record.blocked_by == _CHILDREN:
+    elif record is not None and record.state == BLOCKED and record.blocked_by == CHILDREN:
         _unblock(unit, record)
 
 
@@ -293,19 +283,13 @@ def _counts(policy: str, state: DependencyState) -> bool:
     return state != "pending"
 
 
-def _fail(unit: Unit, record: Record, cause: Failure) -> None:
-    record.failure = pack_failure(cause)
-    finish(unit, record, FAILED, _FAILED, run=record.runs, et=cause.type, em=cause.message)
-    unit.touch(record)
-
-
 def _unblock(unit: Unit, record: Record) -> None:
     record.blocked_by = ""
     if record.run_at > unit.now_ms:
         schedule(unit, record, record.run_at)
     else:
         enter_waiting(unit, record)
-    unit.note(_UNBLOCKED, record, run=record.runs)
+    unit.note(EventType.UNBLOCKED, record, run=record.runs)
     unit.touch(record)
 
 
@@ -321,8 +305,8 @@ def forget(unit: Unit, ids: Sequence[str]) -> None:
 
 
 def obliterated(unit: Unit) -> None:
-    """Notify dependents in other queues that all jobs of this queue are gone; those in this queue go too."""
-    # Read from the dependents' side, so that no record has to be read.
+    """Notify dependents in other queues that all jobs of this queue are gone. Those in this queue are deleted too."""
+    # The dependents' rows are enough: no record of this queue has to be read.
     here = (unit.namespace, unit.queue.name, unit.queue.key)
     for queue, parent, flow, id_ in unit.sql.execute(_sql["waiting_elsewhere"], here).fetchall():
         _send(unit, Dependent(queue, parent, flow), End(unit.queue.name, id_, "removed", None, None))

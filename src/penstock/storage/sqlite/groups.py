@@ -1,7 +1,7 @@
 """Groups: jobs that share a limit or an order, and the effects of each member's transitions on the others.
 
 A verb moves members from role to role; ``limits`` then admits those for whom there is room, and writes the
-groups. The blocked members are in a table of their own, written immediately, because the same call reads it again.
+groups. The blocked members have their own table. It is written immediately, because the same call reads it again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, Limit
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import HOLDING, Group
-from penstock.storage.sqlite.records import BLOCKED, Record
+from penstock.storage.sqlite.records import BLOCKED, GROUP, Record
 from penstock.storage.sqlite.unit import Unit
 
 USES_LIMITS: Final = 1
 USES_GROUPS: Final = 2
 _AT_THE_FRONT: Final = 1
 
-_BLOCKED = EventType.BLOCKED.value
 
 _sql = statements("groups")
 _unpack_limit: Final = lru_cache(256)(msgspec.json.Decoder(Limit).decode)
@@ -133,7 +132,7 @@ def _step_out(unit: Unit, record: Record) -> None:
 
 def block(unit: Unit, record: Record, *, slot_hold: int = 0) -> None:
     """Block a member by its group: in line, at the front (``slot_hold`` 1), or holding its slot (2)."""
-    record.state, record.blocked_by, record.slot_hold = BLOCKED, "group", slot_hold
+    record.state, record.blocked_by, record.slot_hold = BLOCKED, GROUP, slot_hold
     move(unit, record, "k" if slot_hold == HOLDING else "b")
 
 
@@ -181,7 +180,7 @@ def end(unit: Unit, key: str) -> None:
 def send_back(unit: Unit, record: Record) -> None:
     """Move a waiting member that may not start to the front of its group."""
     block(unit, record, slot_hold=_AT_THE_FRONT)
-    unit.note(_BLOCKED, record, run=record.runs)
+    unit.note(EventType.BLOCKED, record, run=record.runs)
 
 
 def scheduled(unit: Unit, record: Record) -> None:

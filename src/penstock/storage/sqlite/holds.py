@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -11,12 +10,11 @@ from msgspec.structs import replace
 from penstock.core.lifecycle import HoldAnswer, ReleaseAnswer
 from penstock.errors import InvalidOption
 from penstock.storage.sqlite import statements
+from penstock.storage.sqlite.job_verbs import each
 from penstock.storage.sqlite.queuerow import QueueRow, View
-from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job
+from penstock.storage.sqlite.records import COMPLETED, FAILED, FINISHED, Record, as_job
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import JobPage
-
-_FINISHED: Final = (COMPLETED, FAILED, CANCELLED)
 
 _sql = statements("holds")
 _cursors = msgspec.json.Decoder(tuple[int, str])
@@ -24,43 +22,36 @@ _cursors = msgspec.json.Decoder(tuple[int, str])
 
 def hold(unit: Unit, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
     """Keep these jobs for a consumer after they have ended."""
-    known = unit.find(ids)
-    answers: list[HoldAnswer] = []
-    for id_ in ids:
-        record = known.get(id_)
-        if record is None or unit.is_over(record):
-            answers.append("not_found")
-            continue
-        since_ms = unit.now_ms - record.finished_at if record.state in _FINISHED else 0
+
+    def act(unit: Unit, record: Record) -> HoldAnswer:
+        if unit.is_over(record):
+            return "not_found"
+        since_ms = unit.now_ms - record.finished_at if record.state in FINISHED else 0
         _set(record, {**(record.extras.holds or {}), consumer: ttl_ms + since_ms})
-        unit.touch(record)
-        answers.append("held")
-    unit.flush()
-    return answers
+        return "held"
+
+    return each(unit, ids, act, "not_found", changed=("held",))
 
 
 def release(unit: Unit, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
     """End the holds of a consumer."""
-    known = unit.find(ids)
-    answers: list[ReleaseAnswer] = []
-    for id_ in ids:
-        record = known.get(id_)
-        if record is None or unit.is_over(record):
-            answers.append("not_found")
-        elif consumer not in (record.extras.holds or {}):
-            answers.append("not_held")
-        else:
-            _set(record, {name: ms for name, ms in (record.extras.holds or {}).items() if name != consumer})
-            unit.touch(record)
-            answers.append("released")
-    unit.flush()
-    return answers
+
+    def act(unit: Unit, record: Record) -> ReleaseAnswer:
+        if unit.is_over(record):
+            return "not_found"
+        holds = record.extras.holds or {}
+        if consumer not in holds:
+            return "not_held"
+        _set(record, {name: ms for name, ms in holds.items() if name != consumer})
+        return "released"
+
+    return each(unit, ids, act, "not_found", changed=("released",))
 
 
 def lapse(unit: Unit, *, limit: int) -> None:
     """End holds that were not released in time: normal retention applies."""
     expired = unit.adopt(
-        unit.sql.execute(_sql["lapsed"], (unit.queue.key, unit.now_ms - unit.moment.hole[0], limit))
+        unit.sql.execute(_sql["lapsed"], (unit.queue.key, unit.now_ms - unit.moment.lag[0], limit))
     )
     for record in expired:
         _set(record, {})
@@ -69,13 +60,13 @@ def lapse(unit: Unit, *, limit: int) -> None:
 
 def _set(record: Record, holds: dict[str, int]) -> None:
     record.extras = replace(record.extras, holds=holds or None)
-    if record.state in _FINISHED:
+    if record.state in FINISHED:
         record.keep()
 
 
 def index(unit: Unit, record: Record) -> None:
     """Update the index of holds by consumer for a record that ``Unit.save`` is about to write."""
-    holds = (record.extras.holds or {}) if record.binds and record.state in _FINISHED else {}
+    holds = (record.extras.holds or {}) if record.binds and record.state in FINISHED else {}
     if record.held_until:
         unit.sql.execute(_sql["forget"], (record.key,))
         _count(unit.queue, record.was, -1)

@@ -26,8 +26,8 @@ from penstock.storage.sqlite.records import (
     ACTIVE,
     BLOCKED,
     CANCELLED,
-    COMPLETED,
     FAILED,
+    FINISHED,
     REMOVED,
     SCHEDULED,
     SIGNAL,
@@ -40,13 +40,6 @@ from penstock.storage.sqlite.transitions import remove as remove_record
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Change, Unchanged
 
-_CANCELLED = EventType.CANCELLED.value
-_CANCELLING = EventType.CANCELLING.value
-_RETRIED = EventType.RETRIED.value
-_PROMOTED = EventType.PROMOTED.value
-_CHANGED = EventType.CHANGED.value
-_SIGNALLED = EventType.SIGNALLED.value
-_UNBLOCKED = EventType.UNBLOCKED.value
 _OPEN: Final = (SCHEDULED, WAITING, BLOCKED, ACTIVE)
 
 _sql = statements("signals")
@@ -58,11 +51,11 @@ Answer = TypeVar("Answer", bound=str)
 def cancel(unit: Unit, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
     """End pending jobs, and ask active ones to stop; with ``rerun_only``, drop the reruns behind active jobs."""
     if rerun_only:
-        return _each(unit, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
-    return _each(unit, ids, _cancel, "not_found", changed=("cancelled", "requested"))
+        return each(unit, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
+    return each(unit, ids, _cancel, "not_found", changed=("cancelled", "requested"))
 
 
-def _each(
+def each(
     unit: Unit,
     ids: Sequence[str],
     act: Callable[[Unit, Record], Answer],
@@ -98,7 +91,7 @@ def _cancel(unit: Unit, record: Record) -> CancelAnswer:
         case _:
             if record.is_staged:
                 record.run_at = unit.now_ms  # A retry must not stage it again.
-            finish(unit, record, CANCELLED, _CANCELLED, run=record.runs)
+            finish(unit, record, CANCELLED, run=record.runs)
             return "cancelled"
 
 
@@ -106,14 +99,14 @@ def _ask_to_stop(unit: Unit, record: Record) -> None:
     drop_slot(unit, record)
     if not record.cancelling:
         record.cancelling = 1
-        unit.note(_CANCELLING, record, run=record.runs)
+        unit.note(EventType.CANCELLING, record, run=record.runs)
 
 
 def _cancel_rerun(unit: Unit, record: Record) -> CancelAnswer:
     if record.rerun is None:
         return "no_rerun"
     drop_slot(unit, record)
-    unit.note(_CHANGED, record, run=record.runs)
+    unit.note(EventType.CHANGED, record, run=record.runs)
     return "rerun_cancelled"
 
 
@@ -137,7 +130,7 @@ def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
         ahead.discard(record.id)
         return "retried"
 
-    return _each(unit, ids, act, "not_found", changed=("retried",))
+    return each(unit, ids, act, "not_found", changed=("retried",))
 
 
 def retry_in_order(unit: Unit, record: Record, is_included: Callable[[Record], bool]) -> dict[str, Record]:
@@ -178,27 +171,27 @@ def _retry(unit: Unit, record: Record) -> None:
     if is_parent:
         flows.await_again(unit, record)
     enter_waiting(unit, record)
-    unit.note(_RETRIED, record, run=record.runs)
+    unit.note(EventType.RETRIED, record, run=record.runs)
     if is_parent:
         flows.conclude(unit, record)
 
 
 def promote(unit: Unit, ids: Sequence[str]) -> list[PromoteAnswer]:
     """Make scheduled jobs wait from now on."""
-    return _each(unit, ids, _promote, "not_found", changed=("promoted",))
+    return each(unit, ids, _promote, "not_found", changed=("promoted",))
 
 
 def _promote(unit: Unit, record: Record) -> PromoteAnswer:
     if record.state != SCHEDULED or record.is_staged:
         return "not_scheduled"
     enter_waiting(unit, record)
-    unit.note(_PROMOTED, record, run=record.runs)
+    unit.note(EventType.PROMOTED, record, run=record.runs)
     return "promoted"
 
 
 def remove(unit: Unit, ids: Sequence[str]) -> list[RemoveAnswer]:
     """Delete jobs that are not active."""
-    return _each(unit, ids, _remove, "not_found", changed=("removed",))
+    return each(unit, ids, _remove, "not_found", changed=("removed",))
 
 
 def _remove(unit: Unit, record: Record) -> RemoveAnswer:
@@ -226,7 +219,7 @@ def remove_unchanged(unit: Unit, jobs: Sequence[Unchanged], *, consumer: str = "
 def _remove_unchanged(unit: Unit, record: Record | None, job: Unchanged, consumer: str) -> UnchangedAnswer:
     if record is None or record.state == REMOVED:
         return "not_found"
-    is_finished = record.state in (COMPLETED, FAILED, CANCELLED)
+    is_finished = record.state in FINISHED
     if not is_finished or (record.incarnation, record.finished_at) != job[1:]:
         return "changed"
     holds = (record.extras.holds if record.binds else None) or {}
@@ -244,13 +237,13 @@ def change(unit: Unit, id_: str, values: Change) -> ChangeAnswer:
     if not _is_allowed(record, values):
         return "wrong_state"
     _change(unit, record, values)
-    unit.note(_CHANGED, record, run=record.runs)
+    unit.note(EventType.CHANGED, record, run=record.runs)
     unit.save([record])
     return "changed"
 
 
 def _is_allowed(record: Record, values: Change) -> bool:
-    finished = record.state in (COMPLETED, FAILED, CANCELLED)
+    finished = record.state in FINISHED
     if values.payload is not None and finished:
         return False
     if values.priority is not None and (finished or record.state == ACTIVE):
@@ -281,7 +274,7 @@ def named(signal: str) -> dict[str, Any]:
 
 
 def go_to(record: Record, stage: str | None) -> None:
-    """Start the next run at this stage; ``None`` keeps the present one."""
+    """Start the next run at this stage; ``None`` keeps the current one."""
     if stage is not None:
         record.extras = replace(record.extras, stage=stage)
 
@@ -329,7 +322,7 @@ def signal(unit: Unit, id: str, name: str, data: bytes) -> SignalAnswer:
     else:
         unit.sql.execute(_sql["keep"], {"job": record.key, "name": name, "data": data})
         record.extras = replace(extras, kept=extras.kept + 1)
-    unit.note(_SIGNALLED, record, run=record.runs, **named(name))
+    unit.note(EventType.SIGNALLED, record, run=record.runs, **named(name))
     unit.save([record])
     return answer
 
@@ -338,7 +331,7 @@ def time_out(unit: Unit, record: Record) -> None:
     """Resume a job whose signal did not come in time."""
     record.extras = replace(record.extras, timed_out=True, awaits="", awaits_until_ms=0)
     enter_waiting(unit, record)
-    unit.note(_UNBLOCKED, record, run=record.runs)
+    unit.note(EventType.UNBLOCKED, record, run=record.runs)
 
 
 def received_data(unit: Unit, key: int) -> bytes | None:

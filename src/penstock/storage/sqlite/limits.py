@@ -32,8 +32,6 @@ from penstock.storage.sqlite.records import WAITING, Record
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import GroupPage
 
-_CONFIGURED = EventType.CONFIGURED.value
-_UNBLOCKED = EventType.UNBLOCKED.value
 _COLUMNS: Final = 14
 _COUNTED: Final = ("waiting", "active", "held", "blocked", "cost")
 
@@ -54,7 +52,7 @@ def _admit(unit: Unit, record: Record) -> None:
         record.renumber(unit.draw(), lifo=record.lifo)
     move(unit, record, "w")
     record.state, record.blocked_by, record.slot_hold, record.ready_at = WAITING, "", 0, unit.now_ms
-    unit.note(_UNBLOCKED, record, run=record.runs)
+    unit.note(EventType.UNBLOCKED, record, run=record.runs)
     unit.touch(record)
 
 
@@ -80,7 +78,7 @@ def fill_touched(unit: Unit) -> None:
     for group in unit.touched_groups:
         look_at = _fill(unit, group) if group.key else 0
         if look_at and look_at <= (next_look(unit) or look_at):
-            unit.wakes.add("w")  # Waiters know only the first time that there was when they count.
+            unit.wakes.add("w")  # Waiters know only the time that was the earliest when they began to wait.
         group.look_at = look_at
     unit.touched_groups = []
     for group in list(unit.groups.values()):
@@ -159,7 +157,7 @@ def sweep_groups(unit: Unit, *, limit: int) -> int:
 
 
 def _sweep_queue(unit: Unit) -> None:
-    """Stop looking for limits of a queue that has none and is not parked."""
+    """Stop checking the limits of a queue that has none and is not parked."""
     if group_of(unit, "").parked_until <= unit.now_ms and limit_of(unit, "") == Limit():
         unit.sql.execute(_sql["drop"], (unit.queue.key, ""))
         del unit.groups[""]
@@ -216,7 +214,7 @@ def allowance(unit: Unit, wanted: int) -> tuple[int, int | None]:
 def set_limit(
     unit: Unit, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
 ) -> bool:
-    """Set or remove a limit, and admit the jobs that it allows. Return false if the present limit is not
+    """Set or remove a limit, and admit the jobs that it allows. Return false if the current limit is not
     ``expected``."""
     if expected is not UNSET and limits(unit).get(group) != expected:
         return False
@@ -227,7 +225,7 @@ def set_limit(
     else:
         unit.sql.execute(_sql["set_limit"], (unit.queue.key, group, msgspec.json.encode(limit).decode()))
     data = msgspec.json.encode({"limit": limit}).decode()
-    unit.notes.add_queue(_CONFIGURED, unit.now_ms, grp=group, data=data)
+    unit.notes.add_queue(EventType.CONFIGURED, unit.now_ms, grp=group, data=data)
     unit.queue.uses |= USES_GROUPS if group else USES_LIMITS
     _reach(unit, group)
     return True
@@ -283,16 +281,9 @@ def _state(unit: Unit, group: Group) -> GroupState:
     head = head_of(unit, group) if group.blocked else None
     if head is not None:
         why, at = group.why_full(unit.now_ms, cost=head.extras.cost, slot_hold=head.slot_hold)
-    return GroupState(
-        group.key,
-        group.waiting,
-        group.active,
-        group.held,
-        group.blocked,
-        bool(group.paused),
-        why,
-        max(0, at - unit.now_ms) if at else None,
-    )
+    wait_ms = max(0, at - unit.now_ms) if at else None
+    counts = (group.waiting, group.active, group.held, group.blocked)
+    return GroupState(group.key, *counts, bool(group.paused), why, wait_ms)
 
 
 def check_costs(unit: Unit, jobs: Sequence[NewJob]) -> None:

@@ -1,6 +1,6 @@
-"""The effects of linked jobs on others, in their own queue and, by messages, in other queues.
+"""The effects of linked jobs (``Record.binds``) on others, in their own queue and, by messages, in other queues.
 
-Each kind of link has a module; ``LINKS`` calls them all.
+Each kind of link has a module, and ``LINKS`` calls them all.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from penstock.core.flow import dead_letter_job
+from penstock.core.job import NewJob
 from penstock.storage.sqlite import dedup, flows, groups, limits, schedules, statements
 from penstock.storage.sqlite.enqueue import put_or_tell
 from penstock.storage.sqlite.holds import index
 from penstock.storage.sqlite.records import Record, unpack_failure
 from penstock.storage.sqlite.transaction import Transaction
-from penstock.storage.sqlite.unit import Done, Link, Links, Message, Put, Unit
+from penstock.storage.sqlite.unit import Done, Link, Message, Put, Unit
 
 _NO_DEAD_LETTER = '"dead_letter":null'
 _sql = statements("records")
 
 
-class _Links:
+class Links:
+    """What happens to other jobs when a linked job changes."""
+
     def maybe_block(self, unit: Unit, record: Record, *, keeps_number: bool) -> bool:
-        """Block the job if its dependencies or its group require it."""
+        """Block a job that is about to wait, if its dependencies or its group require it. Return whether it was."""
         return self.awaits_children(unit, record) or groups.maybe_block(
             unit, record, keeps_number=keeps_number
         )
 
     def ended(self, unit: Unit, record: Record) -> None:
-        """Update the group, dependents, dedup key and scheduler."""
+        """Update group, dependents, dedup key and scheduler after the end of a job, or its removal while open."""
         groups.leave(unit, record)
         flows.ended(unit, record)
         extras = record.extras
@@ -39,55 +42,55 @@ class _Links:
             schedules.ended(unit, extras.scheduler, record)
 
     def saving(self, unit: Unit, record: Record) -> None:
-        """Update the index of holds."""
+        """Update the index of holds before a record is written."""
         index(unit, record)
 
     def scheduled(self, unit: Unit, record: Record) -> None:
-        """Update the group."""
+        """Update the group of a member that waits for a time or a signal."""
         groups.scheduled(unit, record)
 
     def reordered(self, unit: Unit, record: Record) -> None:
-        """Update the group's line."""
+        """Update the line of a group after a member's priority has changed."""
         groups.line_up_again(unit, record)
 
     def settle(self, unit: Unit) -> None:
-        """Fill the groups and write them."""
+        """Fill the groups and write them, after the verb has done everything else."""
         limits.fill_touched(unit)
 
     def failed(self, unit: Unit, record: Record) -> None:
-        """Send the dead letter."""
-        send_dead_letter(unit, record)
+        """Send the dead letter of a failed job, linked or not, if the queue is configured for it."""
+        settings_json = unit.queue.settings_json
+        if settings_json == "{}" or _NO_DEAD_LETTER in settings_json:
+            return
+        settings = unit.queue.settings
+        if settings.dead_letter is not None:
+            letter = _dead_letter(unit, record, settings.dead_letter_options or settings.dead_letter_task)
+            unit.outbox.append((settings.dead_letter, Put(letter)))
 
     def removed(self, unit: Unit, record: Record) -> None:
-        """Notify the dependents."""
+        """Notify the dependents of a failed or cancelled job that is deleted."""
         flows.removed(unit, record)
 
     def forget(self, unit: Unit, ids: Sequence[str]) -> None:
-        """Delete the dependencies and dependents."""
+        """Delete the dependencies and dependents of these ids."""
         flows.forget(unit, ids)
 
     def awaits_children(self, unit: Unit, record: Record) -> bool:
-        """Block the job if it has unfinished dependencies. It leaves its group's line meanwhile."""
+        """Block a job that has unfinished dependencies, outside its group's line. Return whether it was blocked."""
         is_blocked = flows.maybe_block(unit, record)
         if is_blocked:
             groups.wait_elsewhere(unit, record)
         return is_blocked
 
 
-LINKS: Final[Links] = _Links()
+LINKS: Final = Links()
 
 
-def send_dead_letter(unit: Unit, record: Record) -> None:
-    """Send the dead letter of a failed job, if the queue is configured for it."""
-    if unit.queue.settings_json == "{}" or _NO_DEAD_LETTER in unit.queue.settings_json:
-        return
-    settings = unit.queue.settings
-    if settings.dead_letter is None:
-        return
+def _dead_letter(unit: Unit, record: Record, handled_by: str) -> NewJob:
     payload = record.payload
     if payload is None:
         payload = unit.sql.execute(_sql["payload"], (record.key,)).fetchone()[0]
-    letter = dead_letter_job(
+    return dead_letter_job(
         queue=unit.queue.name,
         id=record.id,
         incarnation=record.incarnation,
@@ -96,16 +99,15 @@ def send_dead_letter(unit: Unit, record: Record) -> None:
         failure=unpack_failure(record.failure),
         failures=record.failures,
         failed_at_ms=unit.now_ms,
-        handled_by=settings.dead_letter_options or settings.dead_letter_task,
+        handled_by=handled_by,
     )
-    unit.outbox.append((settings.dead_letter, Put(letter)))
 
 
 def deliver(transaction: Transaction, unit: Unit) -> None:
     """Apply the messages of ``unit`` to other queues, and their messages in turn, in order.
 
-    Every queue has one unit until the end, so that each message sees the effects of those before it. All units
-    except the caller's are accepted here.
+    Each queue has one unit for all messages, so that each message sees the effects of those before it. This function
+    accepts all units except the caller's.
     """
     units = {unit.queue.name: unit}
     sent = deque(unit.outbox)

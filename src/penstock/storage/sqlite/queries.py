@@ -17,7 +17,12 @@ from penstock.storage.metrics import KeptBudget, Minute
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.eventlog import minutes_of
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, View
-from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job, shown_failure
+from penstock.storage.sqlite.records import (
+    FINISHED,
+    Record,
+    as_job,
+    shown_failure,
+)
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import (
     Counts,
@@ -99,7 +104,7 @@ def place_of(cursor: str) -> tuple[int, int | str]:
 
 
 def counts(view: View) -> Counts:
-    """Return the number of jobs by state, without counting them."""
+    """Return the number of jobs by state, from the counters in the queue's row."""
     sql, row = view.sql, view.queue
     now_ms = row.clock()
     ready = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
@@ -107,20 +112,11 @@ def counts(view: View) -> Counts:
     oldest_ms = max(0 if ready is None else now_ms - ready[0], 0 if due_at is None else now_ms - due_at)
     [next_at] = sql.execute(_sql["next_moved"], {"queue": row.key}).fetchone()
     staged = sql.execute(_sql["staged"], (row.key,)).fetchone()[0] if row.uses & USES_STAGED else 0
+    next_ms = None if next_at is None else max(0, next_at - now_ms)
     return Counts(
-        row.scheduled - staged,
-        row.waiting,
-        row.blocked,
-        row.active,
-        row.completed,
-        row.failed,
-        row.cancelled,
-        bool(row.paused),
-        oldest_ms,
-        due,
-        None if next_at is None else max(0, next_at - now_ms),
-        staged,
-    )
+        row.scheduled - staged, row.waiting, row.blocked, row.active, row.completed, row.failed, row.cancelled,
+        bool(row.paused), oldest_ms, due, next_ms, staged,
+    )  # fmt: skip
 
 
 def metrics(view: View, *, last_ms: int = DAY_MS) -> list[Minute]:
@@ -221,8 +217,7 @@ def scan_jobs(
     limit: int = 1000,
     light: bool = False,
 ) -> JobPage:
-    """Return the next jobs of a part, in the order of ids, whatever their states. The cursor is the last id
-    scanned."""
+    """Return the next jobs of a part by id, whatever their states. The cursor is the last id scanned."""
     states_json = None if states is None else _json.encode(states).decode()
     jobs: list[Job] = []
     left = _SCANNED_PER_CALL
@@ -303,8 +298,8 @@ def errors(view: View) -> dict[str, int]:
     return dict(view.sql.execute(_search_sql["errors"], (view.queue.key,)).fetchall())
 
 
-# News of jobs' ends: ``watch`` asks for them, ``listen`` reads them. A listener continues after the last
-# news it has seen; a sweep deletes news after a minute.
+# News: ``watch`` registers for the ends of jobs, and ``listen`` reads the news of them. A listener continues after
+# the last news that it has seen. Sweeps delete news after a minute.
 
 
 def watch(unit: Unit, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
@@ -323,7 +318,7 @@ def watch(unit: Unit, ids: Sequence[str], *, listener: str) -> list[Finished | N
 
 
 def ends(view: View, ids: Sequence[str]) -> list[Finished | None]:
-    """Return how these jobs ended if all have ended and can be read; otherwise nothing. ``watch`` does the rest."""
+    """Return how these jobs have ended; nothing if one is open or cannot be read, which ``watch`` handles."""
     rows = view.sql.execute(_records_sql["by_ids"], (_json.encode(ids).decode(), view.queue.key))
     records = {record.id: record for record in (Record(*row) for row in rows)}
     moment = view.queue.moment()
@@ -338,7 +333,7 @@ def ends(view: View, ids: Sequence[str]) -> list[Finished | None]:
 
 
 def _ended(record: Record) -> Finished | None:
-    if record.state not in (COMPLETED, FAILED, CANCELLED):
+    if record.state not in FINISHED:
         return None
     failure = shown_failure(record, record.state)
     return Finished(record.id, record.incarnation, State(record.state), record.result, failure)
@@ -346,7 +341,7 @@ def _ended(record: Record) -> Finished | None:
 
 def news_after(view: View, listener: str, *, key: int) -> tuple[int, list[Finished]]:
     """Return the listener's news after ``key``, and the key of the last."""
-    # The name is looked up here, because it costs less than reading the whole row of the queue.
+    # The statement looks up the queue by name, which costs less than reading its whole row.
     rows = view.sql.execute(_news_sql["after"], (view.namespace, view.name, listener, key)).fetchall()
     readable = (_read_news(body) for _, body in rows)
     return (rows[-1][0] if rows else key), [news for news in readable if news is not None]

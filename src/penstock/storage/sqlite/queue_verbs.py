@@ -13,19 +13,13 @@ from penstock.errors import InvalidOption
 from penstock.storage.sqlite import flows, groups, statements
 from penstock.storage.sqlite.job_verbs import retry_in_order
 from penstock.storage.sqlite.queuerow import USES_STAGED
-from penstock.storage.sqlite.records import BLOCKED, CANCELLED, FAILED, Record, Slot
+from penstock.storage.sqlite.records import BLOCKED, CANCELLED, FAILED, GROUP, Record, Slot
 from penstock.storage.sqlite.schedules import forget_jobs
 from penstock.storage.sqlite.transitions import remove, return_to_waiting, schedule
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Bulk, Finished, QueueSettings, jobs_active
 
-_PAUSED = EventType.PAUSED.value
-_RESUMED = EventType.RESUMED.value
-_CONFIGURED = EventType.CONFIGURED.value
 _LOWEST = -(2**63)
-_CHANGED = EventType.CHANGED.value
-_PROMOTED = EventType.PROMOTED.value
-_OBLITERATED = EventType.OBLITERATED.value
 _sql = statements("bulk")
 _groups_sql = statements("groups")
 _slots = msgspec.msgpack.Decoder(Slot)
@@ -36,7 +30,7 @@ def pause(unit: Unit, *, group: str = "", duration_ms: int = 0) -> None:
     if duration_ms:
         _pause_for(unit, group, duration_ms)
     elif _set_paused(unit, group, paused=1):
-        unit.notes.add_queue(_PAUSED, unit.now_ms, grp=group)
+        unit.notes.add_queue(EventType.PAUSED, unit.now_ms, grp=group)
 
 
 def resume(unit: Unit, *, group: str = "") -> None:
@@ -46,7 +40,7 @@ def resume(unit: Unit, *, group: str = "") -> None:
     if was_parked:
         groups.park(unit, group, until_ms=0)
     if was_paused or was_parked:
-        unit.notes.add_queue(_RESUMED, unit.now_ms, grp=group)
+        unit.notes.add_queue(EventType.RESUMED, unit.now_ms, grp=group)
     if not group:
         unit.wakes.add("w")
 
@@ -55,7 +49,7 @@ def _pause_for(unit: Unit, group: str, duration_ms: int) -> None:
     until_ms = unit.now_ms + duration_ms
     if groups.group_of(unit, group).parked_until < until_ms:
         groups.park(unit, group, until_ms=until_ms)
-        unit.notes.add_queue(_PAUSED, unit.now_ms, grp=group, data=f'{{"for_ms":{duration_ms}}}')
+        unit.notes.add_queue(EventType.PAUSED, unit.now_ms, grp=group, data=f'{{"for_ms":{duration_ms}}}')
 
 
 def _set_paused(unit: Unit, key: str, *, paused: int) -> bool:
@@ -75,7 +69,7 @@ def _set_paused(unit: Unit, key: str, *, paused: int) -> bool:
 def configure(unit: Unit, settings: QueueSettings) -> None:
     """Replace the settings."""
     unit.queue.settings_json = msgspec.json.encode(settings).decode()
-    unit.notes.add_queue(_CONFIGURED, unit.now_ms, data=unit.queue.settings_json)
+    unit.notes.add_queue(EventType.CONFIGURED, unit.now_ms, data=unit.queue.settings_json)
 
 
 def depart(unit: Unit, worker: str) -> None:
@@ -91,9 +85,9 @@ def shift_clock(unit: Unit, ms: int, *, jump: bool = False) -> None:
         unit.set_moment(replace(moment, now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))
 
 
-# Bulk verbs, bounded per call. A cursor carries where the verb started (``seq`` and time) and the last
-# place it saw. Incarnations and numbers in line are drawn from ``seq``, so they reveal jobs that came
-# later, or came back.
+# Bulk verbs, bounded per call. A cursor says when the verb started (``seq`` and time), and the last place that it
+# has seen. Incarnations and numbers in line are drawn from ``seq``, so they show which jobs were added or retried
+# after the verb started.
 
 
 class _Cursor(msgspec.Struct, array_like=True):
@@ -113,7 +107,7 @@ def _resume(unit: Unit, cursor: str, walk: str) -> _Cursor:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
         raise InvalidOption(
-            f"{cursor!r} is not a cursor of this verb: {error}. Use one it returned."
+            f"{cursor!r} is not a cursor of this verb: {error}. Use one that it returned."
         ) from error
 
 
@@ -130,8 +124,8 @@ def _walk(
     is_included: Callable[[Record], bool],
     act: Callable[[Unit, Record], None],
 ) -> tuple[int, int]:
-    """Act on the included jobs among the next ``limit`` of the walk. Return how many were seen, and how many
-    matched."""
+    """Act on the included jobs among the next ``limit`` of the walk. Return how many jobs were seen, and how many of
+    them included."""
     first, second = at.place
     values = {"queue": unit.queue.key, "state": state, "first": first, "second": second, "limit": limit}
     rows = unit.sql.execute(_sql[at.walk], values)
@@ -162,7 +156,7 @@ def _progress(at: _Cursor, *, done: int, more: bool) -> Bulk:
 
 
 def retry_all(unit: Unit, *, limit: int = 1000, cursor: str = "") -> Bulk:
-    """Retry failed jobs. A job that fails again meanwhile has a later number, and is skipped."""
+    """Retry failed jobs. Skip a job that has failed again since the verb started: its number is higher."""
     at = _resume(unit, cursor, "finished")
     done = 0
 
@@ -191,7 +185,7 @@ def drain(unit: Unit, *, scheduled: bool = False, limit: int = 1000, cursor: str
     left, done = limit, 0
 
     def is_included(record: Record) -> bool:
-        is_ready = record.state != BLOCKED or record.blocked_by == "group"
+        is_ready = record.state != BLOCKED or record.blocked_by == GROUP
         return is_ready and record.incarnation <= at.seq
 
     while True:
@@ -239,11 +233,11 @@ def _release(unit: Unit, record: Record) -> None:
     record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
     if delay_ms:
         schedule(unit, record, unit.now_ms + delay_ms)
-        unit.note(_CHANGED, record, run=record.runs)
+        unit.note(EventType.CHANGED, record, run=record.runs)
     else:
         record.run_at = unit.now_ms
         return_to_waiting(unit, record)
-        unit.note(_PROMOTED, record, run=record.runs)
+        unit.note(EventType.PROMOTED, record, run=record.runs)
 
 
 def obliterate(unit: Unit, *, force: bool = False) -> int:
@@ -263,12 +257,12 @@ def obliterate(unit: Unit, *, force: bool = False) -> int:
     forget_jobs(unit)
     queue.held_completed = queue.held_failed = 0
     _empty_groups(unit)
-    unit.notes.add_queue(_OBLITERATED, unit.now_ms, size=removed)
+    unit.notes.add_queue(EventType.OBLITERATED, unit.now_ms, size=removed)
     return removed
 
 
 def _empty_groups(unit: Unit) -> None:
-    """Empty the groups. Paused and parked ones stay so."""
+    """Empty the groups. Paused and parked ones stay paused or parked."""
     for table in ("lines", "starts"):
         unit.sql.execute(_groups_sql[f"obliterate_{table}"], (unit.queue.key,))
     unit.sql.execute(_groups_sql["obliterate_groups"], (unit.queue.key, unit.now_ms))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -20,7 +20,7 @@ from penstock.core.job import (
     pack_extras,
     unpack_extras,
 )
-from penstock.core.lifecycle import State
+from penstock.core.lifecycle import BlockedBy, State
 from penstock.core.outcome import DAMAGED, Failure, damaged_failure
 from penstock.core.step import Step
 from penstock.storage.sqlite import NEW_COLUMNS, RECORD_COLUMNS, SAVED_COLUMNS
@@ -34,8 +34,8 @@ COMPLETED: Final = State.COMPLETED.value
 FAILED: Final = State.FAILED.value
 CANCELLED: Final = State.CANCELLED.value
 STATES: Final = {state.value: state for state in State}
-SIGNAL: Final = "signal"
-"""``blocked_by`` of a suspended job."""
+FINISHED: Final = (COMPLETED, FAILED, CANCELLED)
+GROUP, CHILDREN, SIGNAL = get_args(BlockedBy)
 REMOVED: Final = ""
 """The state of a record to delete."""
 
@@ -50,14 +50,14 @@ UNREADABLE: Final = (ValueError, TypeError, RecursionError)
 
 
 class Unreadable(Exception):
-    """Stored values contradict each other. ``repair`` finds out why."""
+    """Stored values contradict each other. ``repair`` finds the cause."""
 
 
 class Slot(msgspec.Struct, array_like=True):
     """A dispatch that waits for the end of an active job's run.
 
     ``run_at`` is a time of the queue, ``wall_at`` the wall time that it stands for (0: none), ``run_at_mode`` the
-    rule for replacing a pending job's time. ``listeners`` wait for the rerun, not for the present run.
+    rule for replacing a pending job's time. ``listeners`` wait for the rerun, not for the current run.
     """
 
     payload: bytes | None
@@ -81,13 +81,13 @@ _packer: Final = msgspec.msgpack.Encoder()
 class Record(msgspec.Struct, gc=False):
     """One job. The fields up to ``was`` are in the order of ``RECORD_COLUMNS``.
 
-    Verbs change it in memory; ``Unit.save`` writes it. ``key`` is 0 if the job has no row yet. The state
+    Verbs change it in memory, and ``Unit.save`` writes it. ``key`` is 0 if the job has no row yet. The state
     ``REMOVED`` deletes the row. ``was`` is the state as read. ``payload`` is set only to be written.
 
     ``group_role`` is how its group counts it: ``w`` waiting, ``a`` active, ``b`` blocked, ``h`` holding a slot,
-    ``k`` blocked and holding a slot, or empty. ``line`` is its place among the blocked. ``slot_hold`` says what a
-    blocked or scheduled member keeps: 1 the front of its group's line, 2 its slot. ``wall_at`` is the wall time
-    that ``run_at`` stands for, if this call set it.
+    ``k`` blocked and holding a slot, or empty. ``line`` is its place among the blocked members. ``slot_hold`` says
+    what a blocked or scheduled member keeps: 1 a place at the front of its group's line, 2 its slot. ``wall_at`` is
+    the wall time that ``run_at`` stands for, if this call has set it.
     """
 
     key: int
@@ -181,7 +181,7 @@ class Record(msgspec.Struct, gc=False):
 
     def note_group_role(self) -> None:
         """Set the group role of a record that was just read."""
-        in_line = self.state == BLOCKED and self.blocked_by == "group"
+        in_line = self.state == BLOCKED and self.blocked_by == GROUP
         if self.slot_hold == 2:
             self.group_role = "k" if in_line else "h"
         elif self.extras.group:
@@ -201,7 +201,7 @@ class Record(msgspec.Struct, gc=False):
     @property
     def is_timed(self) -> bool:
         """Return whether ``run_at`` is still to come, or applies once the job's dependencies have ended."""
-        return self.state == SCHEDULED or (self.state == BLOCKED and self.blocked_by == "children")
+        return self.state == SCHEDULED or (self.state == BLOCKED and self.blocked_by == CHILDREN)
 
     @property
     def is_staged(self) -> bool:
@@ -243,24 +243,10 @@ def as_lease(
 ) -> Lease:
     """Return the lease for the holder of this active record."""
     return Lease(
-        record.id,
-        record.token,
-        record.incarnation,
-        record.runs,
-        record.failures,
-        record.stalls,
-        payload,
-        record.options,
-        record.priority,
-        record.enqueued_at,
-        record.claimed_at,
-        record.expires_at,
-        bool(record.cancelling),
-        record.run_id,
-        as_extras(record.packed_extras),
-        signal,
-        steps,
-    )
+        record.id, record.token, record.incarnation, record.runs, record.failures, record.stalls, payload,
+        record.options, record.priority, record.enqueued_at, record.claimed_at, record.expires_at,
+        bool(record.cancelling), record.run_id, as_extras(record.packed_extras), signal, steps,
+    )  # fmt: skip
 
 
 def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
@@ -275,37 +261,18 @@ def _as_job(record: Record, payload: bytes, *, queue: str) -> Job:
     failure = unpack_failure(record.failure)
     is_damaged = failure is not None and failure.type == DAMAGED and record.state == FAILED
     return Job(
-        id=record.id,
-        queue=queue,
-        state=STATES[record.state],
-        incarnation=record.incarnation,
-        options=record.options,
-        payload=payload,
-        priority=record.priority,
-        lifo=record.lifo,
-        run_id=record.run_id,
-        write_id=record.write_id,
+        id=record.id, queue=queue, state=STATES[record.state], incarnation=record.incarnation,
+        options=record.options, payload=payload, priority=record.priority, lifo=record.lifo,
+        run_id=record.run_id, write_id=record.write_id,
         blocked_by=record.blocked_by if record.state == BLOCKED else "",
-        enqueued_at_ms=record.enqueued_at,
-        run_at_ms=record.run_at,
-        claimed_at_ms=record.claimed_at,
-        finished_at_ms=record.finished_at,
-        expires_at_ms=record.expires_at,
-        kept_until_ms=record.kept_until,
-        runs=record.runs,
-        failures=record.failures,
-        stalls=record.stalls,
-        token=record.token,
-        worker=record.worker,
-        lease_until_ms=record.lease_until,
-        cancelling=bool(record.cancelling),
-        has_rerun=record.rerun is not None,
-        result=None if is_damaged else record.result,
-        failure=failure,
-        progress=record.progress,
-        extras=as_extras(record.packed_extras),
+        enqueued_at_ms=record.enqueued_at, run_at_ms=record.run_at, claimed_at_ms=record.claimed_at,
+        finished_at_ms=record.finished_at, expires_at_ms=record.expires_at, kept_until_ms=record.kept_until,
+        runs=record.runs, failures=record.failures, stalls=record.stalls, token=record.token,
+        worker=record.worker, lease_until_ms=record.lease_until, cancelling=bool(record.cancelling),
+        has_rerun=record.rerun is not None, result=None if is_damaged else record.result, failure=failure,
+        progress=record.progress, extras=as_extras(record.packed_extras),
         damaged=record.result if is_damaged else None,
-    )
+    )  # fmt: skip
 
 
 def _damaged_job(record: Record, payload: bytes, *, queue: str, error: Exception) -> Job:

@@ -1,6 +1,7 @@
-"""Repeated calls: the last answer of each stream is kept for a minute, and returned again for the same ticket.
+"""Replay: the last answer of each stream is kept for a minute, and returned again for the same ticket.
 
-The answer does not include the payloads of leases: leases that are still held are read again.
+A kept answer names its leases only. If the call is repeated, those that are still held are read again. The table is
+called ``memo``, and its streams ``lane``, since the first format.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from penstock.core.flow import Node
 from penstock.core.job import Enqueued, NewJob
-from penstock.storage.bounds import MEMO_KEPT_MS
+from penstock.storage.bounds import REPLAY_KEPT_MS
 from penstock.storage.sqlite import claim as claims
 from penstock.storage.sqlite import enqueue as enqueues
 from penstock.storage.sqlite import settle as settles
@@ -20,29 +21,28 @@ from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take, Ticket
 
-Memo = TypeVar("Memo")
-
+Stored = TypeVar("Stored")
 
 _sql = statements("replay")
 _packer = msgspec.msgpack.Encoder()
 
 
-class _ClaimMemo(msgspec.Struct, array_like=True):
+class _StoredClaim(msgspec.Struct, array_like=True):
     held: list[Held]
     wait_ms: int | None
     paused: bool
     limited: bool
-    over_budget: bool = False  # absent in memos of earlier versions
+    over_budget: bool = False  # Earlier versions did not store it.
 
 
-class _SettleMemo(msgspec.Struct, array_like=True):
+class _StoredBatch(msgspec.Struct, array_like=True):
     answers: list[Settled]
-    claimed: _ClaimMemo | None
+    claimed: _StoredClaim | None
 
 
 _enqueued = msgspec.msgpack.Decoder(list[Enqueued])
-_claimed = msgspec.msgpack.Decoder(_ClaimMemo)
-_settled = msgspec.msgpack.Decoder(_SettleMemo)
+_claimed = msgspec.msgpack.Decoder(_StoredClaim)
+_settled = msgspec.msgpack.Decoder(_StoredBatch)
 
 
 def enqueue(unit: Unit, jobs: Sequence[NewJob], *, ticket: Ticket | None) -> list[Enqueued]:
@@ -65,12 +65,12 @@ def enqueue_flows(unit: Unit, flows: Sequence[Sequence[Node]], *, ticket: Ticket
 
 def claim(unit: Unit, take: Take, *, ticket: Ticket | None) -> Claimed:
     """Lease jobs, or return the leases under this ticket that are still held."""
-    memo = _recall(unit, ticket, _claimed)
-    if memo is not None:
-        return _restored(unit, memo)
+    stored = _recall(unit, ticket, _claimed)
+    if stored is not None:
+        return _restored(unit, stored)
     claimed = claims.claim(unit, take)
     if ticket is not None:
-        _remember(unit, ticket, _claim_memo(claimed))
+        _remember(unit, ticket, _stored(claimed))
     return claimed
 
 
@@ -78,37 +78,38 @@ def settle(
     unit: Unit, settlements: Sequence[Settlement], *, take: Take | None, ticket: Ticket | None
 ) -> SettledBatch:
     """Apply the outcomes, or return the answers under this ticket."""
-    memo = _recall(unit, ticket, _settled)
-    if memo is not None:
-        return SettledBatch(memo.answers, None if memo.claimed is None else _restored(unit, memo.claimed))
+    stored = _recall(unit, ticket, _settled)
+    if stored is not None:
+        claimed = None if stored.claimed is None else _restored(unit, stored.claimed)
+        return SettledBatch(stored.answers, claimed)
     batch = settles.settle(unit, settlements, take=take)
     if ticket is not None:
-        claimed = None if batch.claimed is None else _claim_memo(batch.claimed)
-        _remember(unit, ticket, _SettleMemo(batch.answers, claimed))
+        next_jobs = None if batch.claimed is None else _stored(batch.claimed)
+        _remember(unit, ticket, _StoredBatch(batch.answers, next_jobs))
     return batch
 
 
-def _claim_memo(claimed: Claimed) -> _ClaimMemo:
+def _stored(claimed: Claimed) -> _StoredClaim:
     held = [Held(lease.id, lease.token) for lease in claimed.leases]
-    return _ClaimMemo(held, claimed.wait_ms, claimed.paused, claimed.limited, claimed.over_budget)
+    return _StoredClaim(held, claimed.wait_ms, claimed.paused, claimed.limited, claimed.over_budget)
 
 
-def _restored(unit: Unit, memo: _ClaimMemo) -> Claimed:
-    leases = claims.read_back(unit, memo.held)
-    return Claimed(leases, memo.wait_ms, memo.paused, over_budget=memo.over_budget, limited=memo.limited)
+def _restored(unit: Unit, stored: _StoredClaim) -> Claimed:
+    leases = claims.read_back(unit, stored.held)
+    return Claimed(leases, stored.wait_ms, stored.paused, stored.over_budget, stored.limited)
 
 
-def _recall(unit: Unit, ticket: Ticket | None, decoder: msgspec.msgpack.Decoder[Memo]) -> Memo | None:
-    """Return what is stored under this ticket; ``None`` if it is damaged too, so that the call runs again."""
+def _recall(unit: Unit, ticket: Ticket | None, decoder: msgspec.msgpack.Decoder[Stored]) -> Stored | None:
+    """Return the answer under this ticket; ``None`` if there is none or it is damaged, so that the call runs again."""
     if ticket is None:
         return None
-    row = unit.sql.execute(_sql["recall"], (unit.queue.key, *ticket, unit.now_ms - MEMO_KEPT_MS)).fetchone()
+    row = unit.sql.execute(_sql["recall"], (unit.queue.key, *ticket, unit.now_ms - REPLAY_KEPT_MS)).fetchone()
     try:
         return None if row is None else decoder.decode(row[0])
     except msgspec.DecodeError:
         return None
 
 
-def _remember(unit: Unit, ticket: Ticket | None, memo: object) -> None:
+def _remember(unit: Unit, ticket: Ticket | None, answer: object) -> None:
     if ticket is not None:
-        unit.sql.execute(_sql["remember"], (unit.queue.key, *ticket, unit.now_ms, _packer.encode(memo)))
+        unit.sql.execute(_sql["remember"], (unit.queue.key, *ticket, unit.now_ms, _packer.encode(answer)))

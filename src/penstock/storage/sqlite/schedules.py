@@ -201,8 +201,8 @@ def forget_jobs(unit: Unit) -> None:
 
 
 def due(unit: Unit, *, limit: int) -> tuple[DueScheduler, ...]:
-    """Return the schedulers that are due; after the clock was set back, all of them, so that their slots are computed
-    again."""
+    """Return the schedulers that are due. After the clock was set back, return all, so that the caller computes their
+    slots again."""
     wall_ms = unit.moment.wall_ms
     is_set_back = unit.now_ms < unit.moment.marks.recheck_until
     rows = unit.sql.execute(_sql["due"], (unit.queue.key, _NO_END if is_set_back else wall_ms, limit))
@@ -228,15 +228,8 @@ def schedulers(view: View, names: Sequence[str] | None = None) -> Schedulers:
 
 
 def _shown(row: _SchedulerRow) -> Scheduler:
+    repeat_ms = None if row.repeat_ms == _NOT_AFTER_COMPLETION else row.repeat_ms
     return Scheduler(
-        name=row.name,
-        spec=row.spec,
-        next_ms=row.next_at,
-        paused=bool(row.paused),
-        fired=row.fired,
-        limit=row.limit,
-        end_ms=row.end_at,
-        repeat_ms=None if row.repeat_ms == _NOT_AFTER_COMPLETION else row.repeat_ms,
-        last_id=row.last_id,
-        awaiting=row.awaits > 0,
-    )
+        name=row.name, spec=row.spec, next_ms=row.next_at, paused=bool(row.paused), fired=row.fired,
+        limit=row.limit, end_ms=row.end_at, repeat_ms=repeat_ms, last_id=row.last_id, awaiting=row.awaits > 0,
+    )  # fmt: skip

@@ -43,6 +43,7 @@ from penstock.storage.sqlite.transitions import (
     end_lease,
     enter_waiting,
     expire,
+    fail,
     finish,
     return_to_waiting,
     schedule,
@@ -50,16 +51,6 @@ from penstock.storage.sqlite.transitions import (
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import add_usage
 from penstock.storage.values import Finished, Report, Settled, SettledBatch, Settlement, Take
-
-_COMPLETED = EventType.COMPLETED.value
-_FAILED = EventType.FAILED.value
-_RETRYING = EventType.RETRYING.value
-_SNOOZED = EventType.SNOOZED.value
-_SUSPENDED = EventType.SUSPENDED.value
-_RELEASED = EventType.RELEASED.value
-_LIMITED = EventType.LIMITED.value
-_CANCELLED = EventType.CANCELLED.value
-_PROGRESSED = EventType.PROGRESSED.value
 
 _sql = statements("settle")
 _ANSWER = Settled(True, State.COMPLETED)
@@ -120,19 +111,18 @@ def _apply(unit: Unit, record: Record, outcome: Outcome) -> None:
             record.result = outcome.result
             record.settled_as = COMPLETED
             change_ttls(unit, record, result_ms=outcome.ttl_ms)
-            finish(unit, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
+            finish(unit, record, COMPLETED, **run, size=len(outcome.result))
         case Fail():
             _fail(unit, record, outcome, run)
         case Snooze() | Suspend() | Await():
             if _may_go_on(unit, record, run):
                 _postpone(unit, record, outcome, run)
         case Release():
-            _release(unit, record, _RELEASED, run)
+            _release(unit, record, EventType.RELEASED, run)
         case Limited():
             _limit(unit, record, outcome, run)
         case Cancel():
-            record.settled_as = CANCELLED
-            finish(unit, record, CANCELLED, _CANCELLED, **run)
+            _cancel(unit, record, run)
         case _:
             assert_never(outcome)
 
@@ -144,17 +134,17 @@ def _postpone(unit: Unit, record: Record, outcome: Snooze | Suspend | Await, run
             if outcome.unknown:
                 hand_back(record)
             _run_again(unit, record, outcome.delay_ms)
-            _note_handed_back(unit, record, _SNOOZED, run)
+            _note_handed_back(unit, record, EventType.SNOOZED, run)
         case Suspend():
             go_to(record, outcome.stage)
             suspend(unit, record, outcome.signal, timeout_ms=outcome.timeout_ms)
-            _note_handed_back(unit, record, _SUSPENDED, run | named(outcome.signal))
+            _note_handed_back(unit, record, EventType.SUSPENDED, run | named(outcome.signal))
         case Await():
             if (cause := flows.await_all(unit, record)) is not None:
                 _fail_by(unit, record, cause, run)
                 return
             enter_waiting(unit, record)
-            _note_handed_back(unit, record, _SUSPENDED, run)
+            _note_handed_back(unit, record, EventType.SUSPENDED, run)
         case _:
             assert_never(outcome)
 
@@ -166,17 +156,16 @@ def _fail(unit: Unit, record: Record, outcome: Fail, run: dict[str, Any]) -> Non
     if outcome.final or record.failures >= record.options.attempts:
         record.settled_as = FAILED
         change_ttls(unit, record, failure_ms=outcome.ttl_ms)
-        finish(unit, record, FAILED, _FAILED, **run, **error)
+        finish(unit, record, FAILED, **run, **error)
     elif _may_go_on(unit, record, run):
         _run_again(unit, record, outcome.retry_in_ms)
-        _note_handed_back(unit, record, _RETRYING, run | error)
+        _note_handed_back(unit, record, EventType.RETRYING, run | error)
 
 
 def _may_go_on(unit: Unit, record: Record, run: dict[str, Any]) -> bool:
     """End the lease. Return false if the job ends too: cancelled, expired, or failed by a dependency."""
     if record.cancelling:
-        record.settled_as = CANCELLED
-        finish(unit, record, CANCELLED, _CANCELLED, **run)
+        _cancel(unit, record, run)
         return False
     if record.is_past_ttl(unit.now_ms):
         record.settled_as = FAILED
@@ -198,13 +187,12 @@ def _run_again(unit: Unit, record: Record, delay_ms: int) -> None:
 
 def _limit(unit: Unit, record: Record, outcome: Limited, run: dict[str, Any]) -> None:
     groups.park_of(unit, record, queue=outcome.scope == "queue", until_ms=unit.now_ms + outcome.delay_ms)
-    _release(unit, record, _LIMITED, run)
+    _release(unit, record, EventType.LIMITED, run)
 
 
 def _release(unit: Unit, record: Record, kind: str, run: dict[str, Any]) -> None:
     if record.cancelling:
-        record.settled_as = CANCELLED
-        finish(unit, record, CANCELLED, _CANCELLED, **run)
+        _cancel(unit, record, run)
         return
     if (cause := flows.dependency_failure(unit, record)) is not None:
         _fail_by(unit, record, cause, run)
@@ -214,11 +202,15 @@ def _release(unit: Unit, record: Record, kind: str, run: dict[str, Any]) -> None
     _note_handed_back(unit, record, kind, run)
 
 
+def _cancel(unit: Unit, record: Record, run: dict[str, Any]) -> None:
+    record.settled_as = CANCELLED
+    finish(unit, record, CANCELLED, **run)
+
+
 def _fail_by(unit: Unit, record: Record, cause: Failure, run: dict[str, Any]) -> None:
     """Fail a job because of a dependency, or because it waits for none."""
-    record.failure = pack_failure(cause)
     record.settled_as = FAILED
-    finish(unit, record, FAILED, _FAILED, **run, et=cause.type, em=cause.message)
+    fail(unit, record, cause, **run)
 
 
 def _note_handed_back(unit: Unit, record: Record, kind: str, run: dict[str, Any]) -> None:
@@ -250,13 +242,13 @@ def _report(unit: Unit, record: Record, report_: Report) -> None:
         add_usage(unit, record, report_.usage)
     if report_.progress is not None:
         record.progress = report_.progress
-        unit.note(_PROGRESSED, record, run=record.runs, data=report_.progress.decode())
+        unit.note(EventType.PROGRESSED, record, run=record.runs, data=report_.progress.decode())
     if report_.log:
         _log(unit, record, report_)
 
 
 def _log(unit: Unit, record: Record, report_: Report) -> None:
-    """Append log lines. The numbers of kept lines are consecutive: lines before skipped ones are deleted."""
+    """Append log lines. Delete the lines before skipped ones, so that the numbers of kept lines are consecutive."""
     last = unit.sql.execute(_sql["last_line"], (record.key,)).fetchone()[0] or 0
     last += report_.log_skipped
     lines = [(record.key, last + 1 + i, line) for i, line in enumerate(report_.log)]
@@ -265,8 +257,8 @@ def _log(unit: Unit, record: Record, report_: Report) -> None:
     unit.sql.execute(_sql["trim_lines"], (record.key, gone))
 
 
-# The fast path, for almost every settle: all jobs completed, all leases held, no reruns, no links except
-# groups. It has the same result, but reads and writes half the columns of a whole record.
+# The fast path, for almost every settle: all jobs completed, all leases are held, and there are no reruns and no
+# links except groups. It has the same result, but reads and writes half the columns of a whole record.
 
 
 class _Held(msgspec.Struct, gc=False):
@@ -320,8 +312,8 @@ def _is_plain(job: _Held, settlement: Settlement) -> bool:
 
 
 def _groups_of(jobs: list[_Held]) -> list[str] | None:
-    """Return the group of each job: empty if no job has one, ``None`` if only some have, or if there are other
-    links."""
+    """Return the group of each job, or an empty list if no job has links. Return ``None`` if only some jobs have a
+    group, or if there are other links."""
     packed = [job.packed_extras for job in jobs]
     if not any(packed):
         return []
@@ -352,23 +344,12 @@ def _note(unit: Unit, jobs: list[_Held], results: list[bytes], keys: list[str]) 
         options = unpack_options(job.packed_options)
         rows.append(
             (
-                now_ms,
-                job.id,
-                job.incarnation,
-                job.enqueued_at,
-                job.run_id,
-                options.task,
-                options.version,
-                COMPLETED,
-                job.runs,
-                job.token,
-                job.worker,
-                now_ms - job.claimed_at,
-                len(result),
+                now_ms, job.id, job.incarnation, job.enqueued_at, job.run_id, options.task, options.version,
+                COMPLETED, job.runs, job.token, job.worker, now_ms - job.claimed_at, len(result),
             )
-        )
+        )  # fmt: skip
     columns: tuple[str, ...] = ("run", "tok", "w", "ms", "size")
     if keys:
         columns = (*columns, "grp")
         rows = [(*row, key) for row, key in zip(rows, keys, strict=True)]
-    unit.notes.add_rows(_COMPLETED, columns, rows)
+    unit.notes.add_rows(EventType.COMPLETED, columns, rows)

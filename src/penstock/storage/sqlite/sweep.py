@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
-from penstock.storage.bounds import CLOCK_TERM_MS, MEMO_KEPT_MS, NEWS_KEPT_MS, WORKERS_KEPT_MS
+from penstock.storage.bounds import CLOCK_TERM_MS, NEWS_KEPT_MS, REPLAY_KEPT_MS, WORKERS_KEPT_MS
 from penstock.storage.sqlite import dedup, flows, schedules, statements
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import wall_ms
@@ -24,18 +24,19 @@ from penstock.storage.sqlite.records import (
     WAITING,
     Record,
     Unreadable,
-    pack_failure,
 )
 from penstock.storage.sqlite.steps import step_data, step_under_way
-from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
+from penstock.storage.sqlite.transitions import (
+    absorb_slot,
+    end_lease,
+    expire,
+    fail,
+    finish,
+    return_to_waiting,
+)
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import forget_usage
 from penstock.storage.values import QueueSettings, Swept
-
-_STALLED = EventType.STALLED.value
-_FAILED = EventType.FAILED.value
-_CANCELLED = EventType.CANCELLED.value
-
 
 _sql = statements("sweep")
 _news_sql = statements("news")
@@ -64,19 +65,10 @@ def sweep(unit: Unit, *, limit: int = 1000) -> Swept:
     )
     slot_wait_ms = schedules.slot_wait_ms(unit)
     return Swept(
-        promoted=promoted,
-        rescued=rescued,
-        expired=expired,
-        pruned=pruned,
-        trimmed=trimmed,
-        unblocked=unblocked,
-        more=more,
-        wait_ms=0 if more else _wait_ms(unit, slot_wait_ms),
-        due=schedules.due(unit, limit=limit),
-        slot_wait_ms=slot_wait_ms,
-        awaiting=schedules.is_awaiting(unit),
-        damaged=unit.mended,
-    )
+        promoted=promoted, rescued=rescued, expired=expired, pruned=pruned, trimmed=trimmed, unblocked=unblocked,
+        more=more, wait_ms=0 if more else _wait_ms(unit, slot_wait_ms), due=schedules.due(unit, limit=limit),
+        slot_wait_ms=slot_wait_ms, awaiting=schedules.is_awaiting(unit), damaged=unit.mended,
+    )  # fmt: skip
 
 
 def _records(unit: Unit, statement: str, *arguments: object) -> list[Record]:
@@ -95,7 +87,7 @@ def _time_out(unit: Unit, limit: int) -> int:
 def _renew_leases(unit: Unit) -> None:
     """Renew the leases that ran out during a gap, because their holders could not extend them.
 
-    Each goes on with what was left of it, and for one term at least.
+    Each lease continues for the time that it had left, but at least for one term.
     """
     marks = unit.moment.marks
     if marks.gap_from != marks.gap_to:
@@ -119,24 +111,24 @@ def _rescue(unit: Unit, limit: int) -> int:
 
 
 def _rescue_one(unit: Unit, record: Record) -> None:
-    """Take the job back. The token fences off its holder, whether that lives or not."""
+    """Take the job back from its holder. If that is still alive, its token no longer counts."""
     worker = record.worker
     record.stalls += 1
     record.token = 0
     if record.cancelling:
-        finish(unit, record, CANCELLED, _CANCELLED, run=record.runs)
+        finish(unit, record, CANCELLED, run=record.runs)
     elif record.is_past_ttl(unit.now_ms):
         expire(unit, record)
     elif (cause := flows.dependency_failure(unit, record)) is not None:
-        _fail(unit, record, cause)
+        fail(unit, record, cause)
     elif record.stalls > record.options.max_stalls:
-        _fail(unit, record, _stalled(unit, record, worker))
+        fail(unit, record, _stalled(unit, record, worker))
     else:
         step = step_under_way(unit, record)
         end_lease(record)
         return_to_waiting(unit, record)
         absorb_slot(unit, record)
-        unit.note(_STALLED, record, run=record.runs, **({"data": step_data(step)} if step else {}))
+        unit.note(EventType.STALLED, record, run=record.runs, **({"data": step_data(step)} if step else {}))
 
 
 def _stalled(unit: Unit, record: Record, worker: str) -> Failure:
@@ -145,15 +137,10 @@ def _stalled(unit: Unit, record: Record, worker: str) -> Failure:
     return Failure("Stalled", FAILURE_TEXTS["Stalled"] % (record.stalls, worker))
 
 
-def _fail(unit: Unit, record: Record, failure: Failure) -> None:
-    record.failure = pack_failure(failure)
-    finish(unit, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
-
-
 def _expire(unit: Unit, limit: int) -> int:
     past = _records(unit, "past_ttl", unit.now_ms, limit)
     for record in past:
-        # A job before it may have ended it too, as its dependency.
+        # The expiry of a dependency may have ended this job already.
         if record.state in (SCHEDULED, WAITING, BLOCKED):
             expire(unit, record)
     unit.save(past)
@@ -161,7 +148,7 @@ def _expire(unit: Unit, limit: int) -> int:
 
 
 def _prune(unit: Unit, settings: QueueSettings, limit: int) -> int:
-    lag_ms, edge = unit.moment.hole
+    lag_ms, edge = unit.moment.lag
     pruned = _drop(unit, _records(unit, "forgotten", 0, unit.now_ms - lag_ms, limit))
     if lag_ms and edge > unit.now_ms - lag_ms:
         pruned += _drop(unit, _records(unit, "forgotten", edge, unit.now_ms, limit))
@@ -190,18 +177,16 @@ def _drop(unit: Unit, records: list[Record]) -> int:
 
 def _forget(unit: Unit) -> None:
     forget_usage(unit)
-    sure_ms = unit.now_ms - unit.moment.hole[0]
+    sure_ms = unit.now_ms - unit.moment.lag[0]
     unit.sql.execute(_sql["forget_consumers"], (unit.queue.key, sure_ms))
     unit.sql.execute(_sql["forget_workers"], (unit.queue.key, sure_ms - WORKERS_KEPT_MS))
-    unit.sql.execute(_sql["forget_memos"], (unit.queue.key, unit.now_ms - MEMO_KEPT_MS))
+    unit.sql.execute(_sql["forget_replays"], (unit.queue.key, unit.now_ms - REPLAY_KEPT_MS))
     unit.sql.execute(_news_sql["forget"], (unit.queue.key, wall_ms() - NEWS_KEPT_MS))
 
 
 def _wait_ms(unit: Unit, slot_wait_ms: int | None) -> int | None:
-    is_lagging = unit.moment.hole[0] > 0  # Deletions wait for now, so none is due.
-    at = unit.sql.execute(_sql["next_time"], {"queue": unit.queue.key, "is_lagging": is_lagging}).fetchone()[
-        0
-    ]
+    is_lagging = unit.moment.lag[0] > 0  # Deletions are put off, so no sweep needs to come for them.
+    [at] = unit.sql.execute(_sql["next_time"], {"queue": unit.queue.key, "is_lagging": is_lagging}).fetchone()
     if at is None:
         return slot_wait_ms
     wait_ms = max(0, int(at) - unit.now_ms)

@@ -1,11 +1,11 @@
-"""The transaction that the calls of a group share, one unit after the other."""
+"""The transaction that the calls of a group share. Each call is a unit, and they run one after the other."""
 
 from __future__ import annotations
 
 import sqlite3
 from copy import copy
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,7 +13,10 @@ from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.eventlog import EventNotes, count_events
 from penstock.storage.sqlite.lock import LONG_S, write_long_lock
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
-from penstock.storage.sqlite.unit import Links, Unit
+from penstock.storage.sqlite.unit import Unit
+
+if TYPE_CHECKING:
+    from penstock.storage.sqlite.links import Links
 
 Signal = tuple[str, str]
 """A signal to waiters after a commit: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
@@ -27,16 +30,16 @@ _SEEN_MS: Final = 2_000
 def _is_due(unit: Unit, before: QueueRow) -> bool:
     """Return whether to store the time of a call that did not change the queue.
 
-    While jobs are active, a queue without calls means that its workers are cut off.
+    A gap in these times while jobs are active means that the workers were cut off.
     """
     return before.active > 0 and unit.now_ms - before.now_ms >= _SEEN_MS
 
 
 class Transaction:
-    """The shared state of the calls of a group. It reads and writes each queue's row once, and its events are one
-    entry.
+    """The state that the calls of a group share. It reads and writes each queue's row once, and writes the events of a
+    queue as one entry.
 
-    No other process could write since ``locked_at``, by the monotonic clock.
+    No other process has been able to write since ``locked_at``, by the monotonic clock.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Transaction:
         return Unit(self.sql, namespace, copy(row), option_keys=self.option_keys, links=self.links)
 
     def note_lock(self) -> None:
-        """Record it if no other process could write for a long time."""
+        """Record the long lock if no other process has been able to write for a long time."""
         locked_s = monotonic() - self.locked_at
         if locked_s >= LONG_S:
             write_long_lock(self.sql, since_s=locked_s, until_s=0)
@@ -72,7 +75,7 @@ class Transaction:
         return row
 
     def forget(self) -> None:
-        """Forget everything that a rolled-back call may have created first."""
+        """Forget the queues and options that only the rolled-back call may have created."""
         self.option_keys.clear()
         for place in self._rows.keys() - self._changed.keys():
             del self._rows[place]
@@ -82,12 +85,12 @@ class Transaction:
         return list(self._rows)
 
     def roll_back_call(self) -> None:
-        """Undo the present call, back to its beginning or the last ``keep_call``."""
+        """Undo the current call, back to its beginning or the last ``keep_call``."""
         self.sql.execute("ROLLBACK TO call")
         self.forget()
 
     def keep_call(self) -> None:
-        """Keep what the present call has done so far, even if it fails."""
+        """Keep what the current call has done so far, even if it fails later."""
         self.sql.execute("RELEASE call")
         self.sql.execute("SAVEPOINT call")
 

@@ -14,8 +14,10 @@ from penstock.storage.sqlite.queuerow import USES_INSTANTS, USES_STAGED
 from penstock.storage.sqlite.records import (
     BLOCKED,
     CANCELLED,
+    CHILDREN,
     COMPLETED,
     FAILED,
+    FINISHED,
     REMOVED,
     SCHEDULED,
     WAITING,
@@ -25,12 +27,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.unit import Unit
 
-_ENQUEUED = EventType.ENQUEUED.value
-_EXPIRED = EventType.EXPIRED.value
-_REMOVED = EventType.REMOVED.value
-
 _EXPIRY = Failure("Expired", FAILURE_TEXTS["Expired"])
-_PACKED_EXPIRY = pack_failure(_EXPIRY)
 
 
 def instant(unit: Unit, job: NewJob) -> int:
@@ -54,7 +51,7 @@ def enter_waiting(unit: Unit, record: Record) -> None:
 
 
 def return_to_waiting(unit: Unit, record: Record) -> None:
-    """Wait at the place of the present number: the job was handed back."""
+    """Wait at the place of the current number: the job was handed back."""
     _wait(unit, record, keeps_number=True)
 
 
@@ -91,14 +88,17 @@ def end_lease(record: Record) -> None:
     record.lease_until = 0
 
 
-def finish(unit: Unit, record: Record, state: str, kind: str, **extra: Any) -> None:
-    """End the job: log it, notify its waiters, set its expiry, then start its rerun, if there is one."""
+def finish(unit: Unit, record: Record, state: str, kind: str = "", **extra: Any) -> None:
+    """End the job: log it, notify its waiters, set its expiry, then start its rerun, if there is one.
+
+    ``kind`` is the type of the event, by default the name of the state.
+    """
     end_lease(record)
     record.state = state
     record.blocked_by = ""
     record.finished_at = unit.now_ms
     record.keep()
-    unit.note(kind, record, **extra)
+    unit.note(kind or state, record, **extra)
     slot = record.slot
     if state == FAILED:
         unit.links.failed(unit, record)
@@ -116,6 +116,15 @@ def finish(unit: Unit, record: Record, state: str, kind: str, **extra: Any) -> N
         record.state = REMOVED
 
 
+def fail(
+    unit: Unit, record: Record, failure: Failure, kind: str = "", *, state: str = FAILED, **run: Any
+) -> None:
+    """End the job with this failure."""
+    record.failure = pack_failure(failure)
+    run = run or {"run": record.runs}
+    finish(unit, record, state, kind, **run, et=failure.type, em=failure.message)
+
+
 def change_ttls(
     unit: Unit, record: Record, *, result_ms: int | None = None, failure_ms: int | None = None
 ) -> None:
@@ -129,25 +138,23 @@ def change_ttls(
         failure_ttl_ms=options.failure_ttl_ms if failure_ms is None else failure_ms,
     )
     record.options_key, record.packed_options = unit.intern(changed)
-    if record.state in (COMPLETED, FAILED, CANCELLED):
+    if record.state in FINISHED:
         record.keep()
 
 
 def expire(unit: Unit, record: Record, **extra: Any) -> None:
     """End a job whose ttl has passed."""
-    record.failure = _PACKED_EXPIRY
-    run = extra or {"run": record.runs}
-    finish(unit, record, FAILED, _EXPIRED, **run, et=_EXPIRY.type, em=_EXPIRY.message)
+    fail(unit, record, _EXPIRY, EventType.EXPIRED, **extra)
 
 
 def remove(unit: Unit, record: Record) -> None:
     """Delete the record. Waiters of an open job are notified that it was cancelled."""
     state = record.state
-    is_open = state not in (COMPLETED, FAILED, CANCELLED)
+    is_open = state not in FINISHED
     if is_open:
         unit.tell(record, state=CANCELLED)
     record.state = REMOVED
-    unit.note(_REMOVED, record, run=record.runs)
+    unit.note(EventType.REMOVED, record, run=record.runs)
     if record.binds and is_open:
         unit.links.ended(unit, record)
     elif record.binds and state != COMPLETED:
@@ -218,7 +225,7 @@ def _queue(unit: Unit, record: Record, *, run_at: int, wall_at: int, lifo: bool)
             unit.queue.uses |= USES_STAGED
     else:
         return_to_waiting(unit, record)
-    unit.note(_ENQUEUED, record, pri=record.priority, size=unit.payload_size(record))
+    unit.note(EventType.ENQUEUED, record, pri=record.priority, size=unit.payload_size(record))
 
 
 def update(unit: Unit, record: Record, job: NewJob) -> None:
@@ -248,12 +255,12 @@ def _take_time(unit: Unit, record: Record, *, run_at: int, wall_at: int, mode: s
     _go_by(unit, record, wall_at)
     if record.state != BLOCKED:
         due_at(unit, record, run_at)
-    elif record.blocked_by == "children":
+    elif record.blocked_by == CHILDREN:
         record.run_at = run_at  # The job stays blocked; the time counts when its children have ended.
 
 
 def replaces(new: int, old: int, mode: str) -> bool:
-    """Return whether a dispatch's time replaces the present one."""
+    """Return whether a dispatch's time replaces the current one."""
     match mode:
         case "always":
             return True
@@ -266,7 +273,7 @@ def replaces(new: int, old: int, mode: str) -> bool:
 
 
 def keep_slot(unit: Unit, record: Record, job: NewJob) -> None:
-    """Keep a dispatch for after the present run. A later dispatch merges into it by its own flags."""
+    """Keep a dispatch until the current run has ended. A later dispatch is merged into it, as its own flags say."""
     conflict = job.conflict
     run_at, wall_at = instant(unit, job), job.run_at_ms or 0
     slot = record.slot

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,9 @@ from penstock.storage.sqlite.records import (
     shown_failure,
 )
 from penstock.storage.values import Finished
+
+if TYPE_CHECKING:
+    from penstock.storage.sqlite.links import Links
 
 # Messages between queues: one lock covers all queues of a database, so the transaction that sends a message also
 # applies it.
@@ -80,52 +83,11 @@ _json = msgspec.json.Encoder()
 _pack_news = msgspec.msgpack.Encoder().encode
 
 
-class Links(Protocol):
-    """The effects of a linked job (``Record.binds``) on others. ``links.py`` implements it, above the transitions."""
-
-    def maybe_block(self, unit: Unit, record: Record, *, keeps_number: bool) -> bool:
-        """Block a job that is about to wait, if its links require it. Return whether it was blocked."""
-        ...
-
-    def ended(self, unit: Unit, record: Record) -> None:
-        """Handle the end of a job, or its removal while open."""
-        ...
-
-    def saving(self, unit: Unit, record: Record) -> None:
-        """Update the indexes by links before a record is written. ``was`` is its previous state."""
-        ...
-
-    def scheduled(self, unit: Unit, record: Record) -> None:
-        """Handle a group member that waits for a time or a signal."""
-        ...
-
-    def reordered(self, unit: Unit, record: Record) -> None:
-        """Handle a group member's new priority."""
-        ...
-
-    def settle(self, unit: Unit) -> None:
-        """Finish the groups after the verb has done everything else."""
-        ...
-
-    def failed(self, unit: Unit, record: Record) -> None:
-        """Handle the permanent failure of any job, linked or not."""
-        ...
-
-    def removed(self, unit: Unit, record: Record) -> None:
-        """Handle the removal of a failed or cancelled job."""
-        ...
-
-    def forget(self, unit: Unit, ids: Sequence[str]) -> None:
-        """Delete everything that hangs on the records of these ids."""
-        ...
-
-    def awaits_children(self, unit: Unit, record: Record) -> bool:
-        """Block a job that is being queued if it has unfinished dependencies. Return whether it was blocked."""
-        ...
-
-
 class Unit:
-    """One call of one verb on one queue. ``save`` writes all of it, or nothing."""
+    """One call of one verb on one queue. ``save`` writes all of it, or nothing.
+
+    ``links`` applies the effects of linked jobs on others. It stands above the transitions, which call it here.
+    """
 
     def __init__(
         self,
@@ -185,7 +147,7 @@ class Unit:
         return range(first, first + count)
 
     def note(self, kind: str, record: Record, **extra: Any) -> None:
-        """Log an event of a job, with its present state, and its group if it has one."""
+        """Log an event of a job, with its current state, and its group if it has one."""
         if record.binds and (group := record.extras.group):
             extra["grp"] = group
         self.notes.add(kind, self.now_ms, record, **extra)
@@ -334,7 +296,7 @@ class Unit:
             self.sql.execute(_instants_sql["forget"], (self.queue.key, _json.encode(ids).decode()))
 
     def _wake_if_sooner(self, due: list[int]) -> None:
-        """Wake the waiters if a job is due before the time that they know."""
+        """Wake the waiters if a job is due before the earliest time that they know."""
         first = self.next_due()
         if first is not None and min(due) <= first:
             self.wakes.add("w")

@@ -4,7 +4,7 @@ a flow may use before its jobs are held back."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,8 +16,6 @@ from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Budget, Usage
-
-_USED: Final = EventType.USED.value
 
 _sql = statements("usage")
 _json = msgspec.json.Encoder()
@@ -99,7 +97,7 @@ def add_usage(unit: Unit, record: Record, used: Mapping[str, int]) -> None:
         for name, micros in used.items()
     ]
     unit.sql.executemany(_sql["add"], rows)
-    unit.note(_USED, record, run=record.runs, data=_json.encode(dict(sorted(used.items()))).decode())
+    unit.note(EventType.USED, record, run=record.runs, data=_json.encode(dict(sorted(used.items()))).decode())
 
 
 def usage(view: View) -> list[Usage]:
@@ -115,4 +113,4 @@ def reset_usage(unit: Unit) -> None:
 
 def forget_usage(unit: Unit) -> None:
     """Forget sums that have not grown for a long time."""
-    unit.sql.execute(_sql["forget"], (unit.queue.key, unit.now_ms - unit.moment.hole[0] - USAGE_KEPT_MS))
+    unit.sql.execute(_sql["forget"], (unit.queue.key, unit.now_ms - unit.moment.lag[0] - USAGE_KEPT_MS))

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from penstock.storage.sqlite.files import remove
 from penstock.storage.sqlite.lock import TURN_FILE
 from penstock.storage.sqlite.transaction import Signal
 
@@ -142,7 +143,7 @@ class Exchange:
                 continue  # It has unread datagrams, so it wakes anyway.
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
-                    _unlink(path)  # Its process is gone.
+                    remove(path)  # Its process is gone.
 
 
 class Bell:
@@ -205,7 +206,7 @@ class Bell:
         for receiver, path in self._sockets.values():
             self._loop.remove_reader(receiver)
             receiver.close()
-            _unlink(path)
+            remove(path)
         self._sockets.clear()
 
     def _ring_all(self, by_kind: dict[str, list[str]]) -> None:
@@ -238,10 +239,3 @@ class Bell:
             pass
         for address in addresses:
             self.ring(kind, address)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass

@@ -111,7 +111,7 @@ class Calls:
             again=lambda: (*head, stream, number, _REPEATED, *args),
             replicas=replicas,
         )
-        # Only now: a call that failed or was cancelled may still be under way, so its stream is not used again.
+        # Only now: a call that failed or was cancelled may still be running, so its stream is not used again.
         self._free.append((stream, number))
         return reply
 
@@ -175,7 +175,7 @@ class Calls:
         return await self.router.call(key, *command)
 
     async def _recognise(self, queue: str) -> None:
-        """Before the first call: the queue may have been used on another server, or before this one was restarted."""
+        """Tell the queue, before its first call, which server it is on. It may have been used on another one."""
         if self._servers is not None:
             caller = _NodeOf(self.router, self.keys.of(queue))
             await self._servers.recognise(caller, queue, await check_server(caller))
@@ -224,7 +224,7 @@ class Calls:
             # nothing was carried out.
             await self.library.load(_NodeOf(self.router, key))
         raise StorageError(
-            "the server does not keep the function library: something deletes it again and again"
+            "the server does not keep the function library. Find out what keeps deleting it (FUNCTION FLUSH?)"
         )
 
     def _name(self, verb: str) -> str:

@@ -30,9 +30,9 @@ class ClientRouter:
     """Sends commands through an asyncio client of redis-py or valkey-py, which the caller made and closes.
 
     This router is slower than the others, and subject to the client's own limits: its pool and its timeouts. It does
-    not use a plain client's retries; a cluster client follows redirects by itself. ``on_connect`` runs once per
-    primary at ``connect``, again after a lost connection, and again when a plain client's pool has reconnected.
-    Cluster clients do not report reconnects.
+    not use the retries of a plain client; a cluster client follows redirects by itself. ``on_connect`` runs for each
+    primary at ``connect``, after a lost connection, and when the pool of a plain client has reconnected. Cluster
+    clients do not report reconnects.
     """
 
     def __init__(self, client: Any, *, on_connect: OnConnect = check_server, retry_for: float = 30.0) -> None:

@@ -168,9 +168,8 @@ class Liveness:
 
     async def withdraw(self) -> None:
         """Delete this client's announcements: it closes, although its process may live on."""
-        with suppress(
-            StorageError, TimeoutError
-        ):  # Leases that are left come back when the connection closes.
+        # The leases that are left come back when the connection closes.
+        with suppress(StorageError, TimeoutError):
             async with asyncio.timeout(_WITHDRAW_S):
                 for queue, worker in list(self._announced):
                     await self._write(queue, worker, "")
@@ -243,7 +242,7 @@ class Liveness:
 
     def _refused(self, error: StorageError) -> None:
         self._is_refused = True
-        logger.info("deaths of workers show only when their leases run out: %s", error)
+        logger.info("the death of a worker is noticed only when its leases run out: %s", error)
 
 
 # The engine
@@ -254,7 +253,7 @@ _MALFORMED: Final = (AttributeError, LookupError, TypeError, ValueError, msgspec
 
 
 def _checked(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Return ``verb``, raising ``StorageError`` for a malformed reply instead of whatever Python raises."""
+    """Return ``verb``, so that it raises ``StorageError`` for a malformed reply instead of an error of Python."""
 
     @wraps(verb)
     async def call(self: ValkeyStorage, *args: Any, **kwargs: Any) -> T:

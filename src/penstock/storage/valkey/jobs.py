@@ -1,4 +1,4 @@
-"""Jobs as they are stored: their options, and the two records of each (lua/record.lua); and as enqueue takes them.
+"""Encode and decode jobs: their options, their two stored records (lua/record.lua), and new jobs as enqueue takes them.
 
 All jobs of a task share their options. So a queue stores each set of options once, as a header, under a hash of it,
 and records carry the hash as a reference. A reference never changes its meaning, so both directions are cached.
@@ -244,7 +244,7 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
 
 
 def damaged_job(queue: str, id: str, row: list[bytes], error: Exception) -> Job:
-    """Return what users see of a job that cannot be read, until it is put aside."""
+    """Return a job that cannot be read as users see it, until it is put aside."""
     state = STATE_OF.get(row[1][0], State.FAILED) if row[1] else State.WAITING
     failure = damaged_failure(f"{type(error).__name__}: {error}")
     return Job(
@@ -290,7 +290,7 @@ def encode_jobs(
 ) -> list[Arg]:
     """Return the specials, the headers, then the id and body of each job (lua/enqueue.lua).
 
-    ``to_come``: for each job, the dependencies that will report their ends by themselves.
+    ``to_come``: for each job, the dependencies that notify it of their ends by themselves.
     """
     args: list[Arg] = []
     append = args.append
@@ -313,19 +313,12 @@ def encode_jobs(
         else:
             append(head + job.payload)
             has_links = None
-        if (
-            has_links
-            or job.delay_ms
-            or job.run_at_ms is not None
-            or job.unchecked
-            or job.conflict is not DEFAULT_CONFLICT
-            or job.staged
-        ):
+        is_special = job.delay_ms or job.run_at_ms is not None or job.unchecked or job.staged
+        if has_links or is_special or job.conflict is not DEFAULT_CONFLICT:
             place = len(args) >> 1
             special = _special(job, to_come[place - 1] if to_come else ())
-            first = (
-                place if to_come is not None or has_links else first_with.setdefault(tuple(special), place)
-            )
+            is_shared = to_come is None and not has_links
+            first = first_with.setdefault(tuple(special), place) if is_shared else place
             specials[place] = special if first == place else first
         elif job.notify:
             specials[len(args) >> 1] = job.notify
@@ -344,7 +337,7 @@ def encode_put(job: NewJob) -> bytes:
 
 
 def _text(data: bytes) -> bytes:
-    """Return bytes as MessagePack text, the only kind of bytes that the servers' Lua knows."""
+    """Return bytes as a MessagePack string: Lua in the servers cannot read other types of bytes."""
     return b"\xdb" + len(data).to_bytes(4, "big") + data
 
 

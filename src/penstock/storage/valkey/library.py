@@ -47,7 +47,7 @@ class Keys:
     def declared(self, queue: str) -> tuple[bytes, bytes]:
         """Return the two keys that every function call declares: the prefix, which never exists, and ``meta``.
 
-        One key is missing, and there is more than one. So while a cluster moves the slot key by key, both nodes answer
+        There are two keys, and one of them is missing. So while a cluster moves the slot key by key, both nodes answer
         TRYAGAIN, and no function runs on a part of the queue. With a single key, the importing node would run it.
         """
         keys = self._declared.get(queue)
@@ -65,7 +65,7 @@ class Keys:
 SHARED: Final = (
     "parts", "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records",
     "groups", "admission", "usage", "slot", "deps", "flows", "signals", "steps", "step_damage", "holds", "dedup",
-    "schedulers", "links", "memo", "line", "shortcut", "intake", "take", "walk", "typecheck", "guard",
+    "schedulers", "links", "replay", "line", "shortcut", "intake", "take", "walk", "typecheck", "guard",
 )  # fmt: skip
 
 _HEADER: Final = """#!lua name={name}
@@ -93,6 +93,8 @@ define()
 end
 """
 
+_EXTRA: Final = re.compile(r"\b((?:\w+_)?extras(?:_of\w*\([^()]*\))?)\.(\w+)")
+_SHORT_NAMES: Final = dict(zip(Extras.__struct_fields__, Extras.__struct_encode_fields__, strict=True))
 _COMMAND: Final = re.compile(r"\b(?:call|send|send_all|read_many)\('([A-Z]+)'")
 
 
@@ -114,7 +116,7 @@ class Library:
             await self.load(caller)
 
     async def load(self, caller: Caller) -> None:
-        """Load the library into one server. If another client was first, that is fine."""
+        """Load the library into one server, unless another client has just done so."""
         try:
             await caller.call("FUNCTION", "LOAD", self.code)
         except ReplyError as error:
@@ -125,11 +127,16 @@ class Library:
 def assemble(files: dict[str, str]) -> Library:
     """Return the library made of these Lua files (by name, without the suffix)."""
     verbs = sorted(name for name in files if name not in SHARED)
-    body = "\n".join(
-        [_lists(), *(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)]
-    )
+    parts = [*(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)]
+    body = "\n".join([_lists(), *map(_shortened, parts)])
     name = f"penstock_{hashlib.sha256((_HEADER + body).encode()).hexdigest()[:12]}"
     return Library(name, _HEADER.format(name=name) + body, tuple(sorted(set(_COMMAND.findall(body)))))
+
+
+def _shortened(lua: str) -> str:
+    """Return a file in which ``extras.group`` is ``extras.g``: the files use the names of ``Extras``, the stored maps
+    the short ones. Translating them here costs nothing when the functions run."""
+    return _EXTRA.sub(lambda place: f"{place[1]}.{_SHORT_NAMES.get(place[2], place[2])}", lua)
 
 
 def _lists() -> str:

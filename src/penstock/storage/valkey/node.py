@@ -124,7 +124,7 @@ class Node:
     async def lifeline(self, key: Key, *, deadline: float, lost: Callable[[], None]) -> str:
         """Return the run id and client id of the connection by which the server sees that this process lives.
 
-        The connection blocks for ever, on a key that is never written, so that the server does not close it as idle
+        The connection blocks forever, on a key that is never written, so that the server does not close it as idle
         while this process is suspended. ``lost`` is called when it ends. All callers share it, and renew it when it is
         lost.
         """

@@ -140,7 +140,7 @@ class OperatorVerbs(WorkerVerbs, VerbsOnIds):
         return await self._step(queue, "clean", cursor or f"::{state.value}::", limit, older_than_ms)
 
     async def _step(self, queue: str, verb: str, cursor: str, limit: int, *args: Arg) -> Bulk:
-        """Make one step. A cursor is the bound (seq, now), the index, and the place in it (score, member in hex)."""
+        """Run one step. A cursor is the bound (seq, now), the index, and the place in it (score, member in hex)."""
         seq, now, part, score, member = (cursor or "::::").split(":")
         place = (score, bytes.fromhex(member))
         reply = await self._calls.call(queue, verb, limit, seq, now, part, *place, *args)

@@ -56,7 +56,7 @@ class OutboxSender:
         task.add_done_callback(lambda _: self._under_way.pop(queue, None))
 
     async def send(self, queue: str) -> None:
-        """Deliver the queue's outbox, and wait some seconds for it. The messages are safe whatever the result."""
+        """Deliver the queue's outbox, and wait a few seconds for that. The messages are safe whatever the result."""
         self.send_soon(queue)
         await asyncio.wait([self._under_way[queue]], timeout=_PATIENCE_S)
 
@@ -71,7 +71,7 @@ class OutboxSender:
                 return
 
     async def deliver(self, queue: str) -> int:
-        """Deliver the queue's outbox, and those that fill up meanwhile. Return the number of messages."""
+        """Deliver the queue's outbox, and the outboxes that this fills. Return the number of messages."""
         count = 0
         todo = [queue]
         while todo:

@@ -32,7 +32,7 @@ from penstock.storage.valkey.commands import (
     storage_error,
 )
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
-from penstock.storage.valkey.endpoint import Address, Endpoint
+from penstock.storage.valkey.endpoint import Address, Endpoint, Topology
 from penstock.storage.valkey.node import (
     CLOSED,
     Node,
@@ -434,10 +434,9 @@ def router_for(
     endpoint: Endpoint, *, on_connect: OnConnect = check_server, retry_for: float = 30.0
 ) -> Router:
     """Return the router for a URL. ``on_connect`` runs on each new connection before any call uses it."""
-    match endpoint.topology:
-        case "standalone":
-            return StandaloneRouter(endpoint, on_connect=on_connect, retry_for=retry_for)
-        case "sentinel":
-            return SentinelRouter(endpoint, on_connect=on_connect, retry_for=retry_for)
-        case "cluster":
-            return ClusterRouter(endpoint, on_connect=on_connect, retry_for=retry_for)
+    kinds: dict[Topology, Callable[..., Router]] = {
+        "standalone": StandaloneRouter,
+        "sentinel": SentinelRouter,
+        "cluster": ClusterRouter,
+    }
+    return kinds[endpoint.topology](endpoint, on_connect=on_connect, retry_for=retry_for)

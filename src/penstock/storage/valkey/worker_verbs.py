@@ -95,7 +95,7 @@ class WorkerVerbs:
             self._registered.add(queue)
 
     async def _check_rights(self, queue: str) -> None:
-        """Check the user's rights before the first write: a right missing halfway would leave half a write."""
+        """Check the user's rights before the first write: a missing permission would leave a partial write."""
         if queue not in self._allowed:
             await self._calls.check_rights(queue)
             self._allowed.add(queue)
@@ -137,7 +137,7 @@ class WorkerVerbs:
         if wait_ms > 0:
             wait = ("BLPOP", self._calls.keys.part(queue, "wake"), wait_ms / 1000)
             reply = await self._calls.call_behind(queue, wait, "claim", args, timeout_ms=wait_ms)
-            # Our own calls went on during the wait, so what was seen before it tells nothing.
+            # This client made other calls during the wait, so what it saw before proves nothing.
             seen = 0
         else:
             reply = await self._calls.call_once(queue, "claim", args, ticket=ticket)
@@ -153,8 +153,8 @@ class WorkerVerbs:
         take: Take | None = None,
         ticket: Ticket | None = None,
     ) -> SettledBatch:
-        """Settle, then claim. With ``replicas``, the claim is a separate call: it promises nothing, and a shortfall of
-        replicas must not lose its leases."""
+        """Settle, then claim. With ``replicas``, the claim is a separate call, because it promises nothing: its leases
+        must not get lost for lack of replicas."""
         if take is not None and self._calls.replicas:
             batch = await self.settle(queue, settlements, ticket=ticket)
             return SettledBatch(batch.answers, await self.claim(queue, take))
@@ -192,7 +192,7 @@ class WorkerVerbs:
         return Claimed(leases, None if wait_ms < 0 else wait_ms, why == 1, why == 2, why == 3)
 
     async def _readable(self, queue: str, reply: list[Any]) -> list[Lease]:
-        """Return the leases that can be decoded; put the jobs of the others aside."""
+        """Return the leases that can be decoded, and put the other jobs aside."""
         now_ms, token, ids, statics, details = reply[2:7]
         details_of = dict(zip(details[::2], details[1::2], strict=True))
         leases: list[Lease] = []
@@ -239,20 +239,11 @@ class WorkerVerbs:
             for name, slot_ms, spec in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
         )
         return Swept(
-            promoted=promoted,
-            rescued=rescued,
-            expired=expired,
-            pruned=pruned,
-            trimmed=trimmed,
-            unblocked=unblocked,
-            more=more == 1,
-            wait_ms=None if wait_ms < 0 else wait_ms,
-            due=due,
-            slot_wait_ms=None if slot_wait_ms < 0 else slot_wait_ms,
-            awaiting=awaiting == 1,
-            damaged=damaged,
+            promoted=promoted, rescued=rescued, expired=expired, pruned=pruned, trimmed=trimmed,
+            unblocked=unblocked, more=more == 1, wait_ms=None if wait_ms < 0 else wait_ms, due=due,
+            slot_wait_ms=None if slot_wait_ms < 0 else slot_wait_ms, awaiting=awaiting == 1, damaged=damaged,
             delivered=await self._outbox.deliver(queue) if is_full else 0,
-        )
+        )  # fmt: skip
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
         args: list[Arg] = []
@@ -290,7 +281,7 @@ def refusal(queue: str, error: Refused) -> Exception:
 
 
 def _encode_outcome(outcome: Outcome) -> bytes:
-    """Return an outcome as settle takes it, behind the token."""
+    """Return an outcome as lua/settle.lua takes it after the token."""
     match outcome:
         case Complete(result, ttl_ms):
             return b"C" + result if ttl_ms is None else b"K" + ttl_ms.to_bytes(6, "big") + result

@@ -42,7 +42,7 @@ DELETE FROM consumers WHERE queue = ? AND expires_at <= ?
 -- name: forget_workers
 DELETE FROM workers WHERE queue = ? AND seen_at <= ?
 
--- name: forget_memos
+-- name: forget_replays
 DELETE FROM memo WHERE queue = ? AND at_ms <= ?
 
 -- name: next_time

@@ -9,7 +9,7 @@
 local function attach(job, flow, after)
   need_static(job)
   local extras = extras_of(job)
-  extras.fl, extras.dp, job.has_links = flow, true, true
+  extras.flow, extras.has_dependencies, job.has_links = flow, true, true
   extras_changed(job)
   Flows.depend(job.id, flow, after)
   if job.state == 's' or job.state == 'w' or job.by == 'g' then Flows.maybe_block(job) end
@@ -22,7 +22,7 @@ local function answer(args)
   local job = job_for(args[4])
   if not job or is_over(job) or is_staged(job) then return '-' end
   if ENDED[job.state] then return 'e' end
-  local flow = extras_of(job).fl
+  local flow = extras_of(job).flow
   if flow and flow ~= args[5] then return 'f' .. flow end
   local after, queues, nodes, headers = decode(args[6]), decode(args[7]), Flows.read_nodes(args, 8)
   local own = {}
@@ -37,8 +37,8 @@ end
 
 register('attach', function(keys, args)
   open(keys)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return { memo, 1 } end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return { kept, 1 } end
   local letter = answer(args)
   if letter == 'a' then
     remember(args[1], args[2], letter)

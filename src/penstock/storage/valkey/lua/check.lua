@@ -21,7 +21,7 @@ end
 
 local function check_holds(job, repair, problems)
   local is_whole = call('ZSCORE', K['held_' .. STATES[job.state]], job.id)
-  for consumer in pairs(extras_of(job).hd) do
+  for consumer in pairs(extras_of(job).holds) do
     is_whole = is_whole and call('ZSCORE', K['held:' .. consumer], job.id)
   end
   if not is_whole then
@@ -33,7 +33,7 @@ end
 local function is_rightly_held(part, job)
   if not ENDED[job.state] or Holds.ms(job) == 0 then return false end
   local consumer = string.match(part, '^held:(.*)$')
-  if consumer then return extras_of(job).hd[consumer] end
+  if consumer then return extras_of(job).holds[consumer] end
   return part == 'held_' .. STATES[job.state]
 end
 
@@ -51,9 +51,9 @@ local function check_records(ids, repair, problems)
     elseif job and job.was_expiring and not call('ZSCORE', K.expiring, job.id) then
       count_in(problems, 'not_in_expiring')
       if repair then zadd('expiring', job.expires, job.id) end
-    elseif job and job.was_suspended and extras_of(job).su and not call('ZSCORE', K.suspended, job.id) then
+    elseif job and job.was_suspended and extras_of(job).awaits_until_ms and not call('ZSCORE', K.suspended, job.id) then
       count_in(problems, 'not_in_suspended')
-      if repair then zadd('suspended', job.extras.su, job.id) end
+      if repair then zadd('suspended', job.extras.awaits_until_ms, job.id) end
     end
     if job and job.was_error and not call('ZSCORE', K['error:' .. job.was_error], job.id) then
       count_in(problems, 'not_in_errors')

@@ -5,12 +5,12 @@
 
 register('claim', function(keys, args)
   open(keys, Parts.HOT)
-  local memo = remembered(args[1], args[2], args[3])
-  local reply = memo and reply_of_memo(memo)
+  local kept = remembered(args[1], args[2], args[3])
+  local reply = kept and reply_of_kept(kept)
   if not reply then
     Parts.check(Parts.TAKEN)
     reply = take(args[4], tonumber(args[5]), tonumber(args[6]))
-    remember(args[1], args[2], memo_of(reply))
+    remember(args[1], args[2], kept_of(reply))
     close()
   end
   if Outbox.is_full() then reply[8] = 1 end

@@ -85,7 +85,7 @@ local function put_in(id, incoming, special, run_at)
   end
   local after = special[13]
   if job.group_role then Groups.leave(job) end -- an open job was replaced: the promise that the id is new was broken
-  local may_conclude = after and Flows.depend(id, Shortcut.extras_of_packed(incoming.packed_extras).fl, after)
+  local may_conclude = after and Flows.depend(id, Shortcut.extras_of_packed(incoming.packed_extras).flow, after)
   job.header, job.priority, job.lifo, job.ttl = incoming.header, incoming.priority, incoming.lifo, incoming.ttl
   job.run_id, job.write_id, job.payload = incoming.run_id, incoming.write_id, payload_of(incoming)
   job.packed_extras, job.has_links = incoming.packed_extras, incoming.has_links
@@ -122,7 +122,7 @@ end
 -- The job of a dispatch with links was not added: link the existing one.
 local function link_existing(job, incoming)
   local extras = incoming.packed_extras and decode(incoming.packed_extras)
-  if extras and extras.dn then Flows.link_to(job, extras.dn) end
+  if extras and extras.dependents then Flows.link_to(job, extras.dependents) end
 end
 
 -- Return whether the job's newest dispatch, which may wait in its slot, is of the same write.
@@ -262,8 +262,8 @@ end
 
 register('enqueue', function(keys, args)
   open(keys, Parts.HOT)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return decode(memo) end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return decode(kept) end
   local specials = specials_of(args[4])
   check_first(specials, #args)
   if #args == 9 and args[5] == '1' and type(specials[1]) ~= 'table' then

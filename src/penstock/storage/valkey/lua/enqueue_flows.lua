@@ -82,8 +82,8 @@ end
 
 register('enqueue_flows', function(keys, args)
   open(keys)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return decode(memo) end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return decode(kept) end
   local layout, nodes, headers = decode(args[4]), Flows.read_nodes(args, 5)
   local first = 1
   for i = 1, #layout do

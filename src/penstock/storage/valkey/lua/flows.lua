@@ -19,22 +19,13 @@ local BY_DEPENDENCY = 'DependencyFailed'
 
 local deps_of = Flows.deps_of
 
--- Return a text with the values in its places. string.format() would cut a value at a zero byte.
-local function filled(text, ...)
-  local values, at = { ... }, 0
-  return (string.gsub(text, '%%s', function()
-    at = at + 1
-    return values[at]
-  end))
-end
-
 local function counts(policy, state)
   if policy == 'w' then return state == 'c' or state == 'r' end
   return state ~= ''
 end
 
 function Flows.is_parent(job)
-  return job.has_links and extras_of(job).dp
+  return job.has_links and extras_of(job).has_dependencies
 end
 
 -- Block the job if some of its dependencies do not count yet.
@@ -60,8 +51,8 @@ end
 
 function Flows.dependents(job)
   local extras, dependents = extras_of(job), {}
-  for i = 1, #(extras.dn or {}) do dependents[i] = extras.dn[i] end
-  if extras.dl then
+  for i = 1, #(extras.dependents or {}) do dependents[i] = extras.dependents[i] end
+  if extras.has_later_dependents then
     local later = call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)
     for i = 1, #later do dependents[#dependents + 1] = decode(later[i]) end
   end
@@ -103,14 +94,14 @@ end
 -- Notify all dependents (except those of the queue named but_not) that the job has ended as state.
 function Flows.tell(job, state, but_not)
   local extras = extras_of(job)
-  if not (extras.dn or extras.dl) then return end
+  if not (extras.dependents or extras.has_later_dependents) then return end
   Flows.tell_all(Flows.dependents(job), job.id, state, value_of(job, state), but_not)
 end
 
 -- Notify the dependents of a job that was refused.
 function Flows.tell_refused(id, extras, text)
   local failure = encode({ 'CostTooHigh', text, '' })
-  for i = 1, #(extras.dn or {}) do tell_dependent(extras.dn[i], id, 'r', failure) end
+  for i = 1, #(extras.dependents or {}) do tell_dependent(extras.dependents[i], id, 'r', failure) end
   deliver_ends()
 end
 
@@ -119,8 +110,8 @@ function Flows.link_to(job, dependents)
   local extras, new = extras_of(job), {}
   for i = 1, #dependents do
     local is_known = false
-    for j = 1, #(extras.dn or {}) do
-      local known = extras.dn[j]
+    for j = 1, #(extras.dependents or {}) do
+      local known = extras.dependents[j]
       if known[1] == dependents[i][1] and known[2] == dependents[i][2] and known[3] == dependents[i][3] then
         is_known = true
       end
@@ -131,9 +122,9 @@ function Flows.link_to(job, dependents)
     send('RPUSH', Q.prefix .. ':dependents:' .. job.id, new)
     call('SADD', K.linked, job.id)
     call('HSET', K.meta, 'tied', '1')
-    if not extras.dl then
+    if not extras.has_later_dependents then
       need_static(job)
-      extras.dl, job.has_links = true, true
+      extras.has_later_dependents, job.has_links = true, true
       extras_changed(job)
     end
   end
@@ -148,7 +139,7 @@ function Flows.link(id, dependent)
   load({ id })
   local job = job_for(id)
   if job and not is_over(job) then return Flows.link_to(job, { dependent }) end
-  local message = filled(FAILURE_TEXTS.DependencyNotFound, Outbox.here() .. '/' .. id)
+  local message = message_of('DependencyNotFound', Outbox.here() .. '/' .. id)
   tell_dependent(dependent, id, 'r', failure_of('DependencyNotFound', message))
   deliver_ends()
 end
@@ -266,9 +257,7 @@ function Flows.wait_again(job)
   end
 end
 
-local MESSAGES = {
-  f = FAILURE_TEXTS.DependencyFailed, x = FAILURE_TEXTS.DependencyCancelled, r = FAILURE_TEXTS.DependencyRemoved,
-}
+local MESSAGES = { f = 'DependencyFailed', x = 'DependencyCancelled', r = 'DependencyRemoved' }
 
 -- Return the packed failure of a job that one of its dependencies has failed, or nil.
 function Flows.cause(job)
@@ -280,13 +269,13 @@ function Flows.cause(job)
   if failure and failure[1] == BY_DEPENDENCY then return values[2] end
   local ref, message = string.gsub(name, '%z', '/', 1), nil
   if not failure then
-    message = filled(MESSAGES[state], ref)
+    message = message_of(MESSAGES[state], ref)
   elseif state == 'f' then
-    message = filled(FAILURE_TEXTS.DependencyFailedWith, ref, failure[1], failure[2])
+    message = message_of('DependencyFailedWith', ref, failure[1], failure[2])
   elseif failure[1] == 'DependencyNotFound' then
-    message = filled(FAILURE_TEXTS.DependencyUnknown, ref)
+    message = message_of('DependencyUnknown', ref)
   else
-    message = filled(FAILURE_TEXTS.DependencyRefused, ref, failure[2])
+    message = message_of('DependencyRefused', ref, failure[2])
   end
   return failure_of(BY_DEPENDENCY, message)
 end
@@ -302,7 +291,7 @@ function Flows.fail(job, cause, settling)
 end
 
 -- Let a running job wait for its dependencies. Return a packed failure if it must not: it has waited for all of them
--- before, and would run again for ever.
+-- before, and would run again forever.
 function Flows.await(job)
   if Flows.is_parent(job) then
     local key = deps_of(job.id)
@@ -368,7 +357,7 @@ end
 
 -- Note that jobs of this queue have dependents in others, for obliterate.
 function Flows.note_links(extras)
-  local dependents = extras.dn or {}
+  local dependents = extras.dependents or {}
   for i = 1, #dependents do
     if dependents[i][1] ~= Outbox.here() and not Q.noted_links then
       Q.noted_links = call('HSET', K.meta, 'tied', '1')
@@ -379,11 +368,11 @@ end
 -- Drop what a job stores about its dependencies and dependents: with its record, or with this life of its id.
 function Flows.drop_links(job)
   local extras = extras_of(job)
-  if extras.dp then
+  if extras.has_dependencies then
     call('UNLINK', deps_of(job.id))
     call('SREM', K.parents, job.id)
   end
-  if extras.dl then
+  if extras.has_later_dependents then
     call('UNLINK', Q.prefix .. ':dependents:' .. job.id)
     call('SREM', K.linked, job.id)
   end

@@ -5,19 +5,19 @@
 -- settle() writes what changed about groups in this call, or earlier if their blocked members are to be read again.
 
 function Groups.key_of(job)
-  if job.group_key == nil then job.group_key = extras_of(job).g or false end
+  if job.group_key == nil then job.group_key = extras_of(job).group or false end
   return job.group_key
 end
 
 function Groups.cost_of(job)
-  return job.cost or extras_of(job).c or 1
+  return job.cost or extras_of(job).cost or 1
 end
 
 -- Return why a job with these extras can never start: it costs more than the bucket of its group can hold.
 function Groups.cost_refused(id, extras)
-  local capacity = extras and extras.g and extras.c and Groups.limit_of(extras.g).capacity or 0
-  if capacity == 0 or extras.c <= capacity then return nil end
-  return format('job %s costs %d; the bucket of its group %s holds %d', id, extras.c, extras.g, capacity)
+  local capacity = extras and extras.group and extras.cost and Groups.limit_of(extras.group).capacity or 0
+  if capacity == 0 or extras.cost <= capacity then return nil end
+  return format('job %s costs %d; the bucket of its group %s holds %d', id, extras.cost, extras.group, capacity)
 end
 
 function Groups.add_blocked(job, group)

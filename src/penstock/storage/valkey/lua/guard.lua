@@ -48,7 +48,7 @@ function Guard.abandon()
   if Q.flushed then pcall(send_news) end
   pcall(write_events)
   pcall(Guard.cut_outbox)
-  Q.memo = false
+  Q.stream = false
   write_meta()
 end
 

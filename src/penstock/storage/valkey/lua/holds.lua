@@ -7,7 +7,7 @@ do
 local IN_USE = 64
 
 local function holds_of(job)
-  return job.has_links and bit_of(Q.uses, IN_USE) and extras_of(job).hd or nil
+  return job.has_links and bit_of(Q.uses, IN_USE) and extras_of(job).holds or nil
 end
 
 local function longest(holds)
@@ -44,7 +44,7 @@ end
 
 -- Note that a new job may have holds.
 function Holds.notice(job)
-  if job.has_links and not bit_of(Q.uses, IN_USE) and extras_of(job).hd then Holds.use() end
+  if job.has_links and not bit_of(Q.uses, IN_USE) and extras_of(job).holds then Holds.use() end
 end
 
 local function index(job, holds)
@@ -97,8 +97,8 @@ end
 
 function Holds.hold(job, consumer, ttl_ms)
   local extras = extras_of(job)
-  extras.hd = extras.hd or {}
-  extras.hd[consumer] = ENDED[job.state] and ttl_ms + Q.now - job.finished or ttl_ms
+  extras.holds = extras.holds or {}
+  extras.holds[consumer] = ENDED[job.state] and ttl_ms + Q.now - job.finished or ttl_ms
   job.has_links = true
   extras_changed(job)
   Holds.notice(job)
@@ -110,7 +110,7 @@ function Holds.release(job, consumer)
   if not holds or not holds[consumer] then return false end
   Holds.drop(job)
   holds[consumer] = nil
-  if not next(holds) then extras_of(job).hd = nil end
+  if not next(holds) then extras_of(job).holds = nil end
   extras_changed(job)
   return true
 end
@@ -118,7 +118,7 @@ end
 -- Drop holds that have run out.
 function Holds.lapse(job)
   Holds.drop(job)
-  extras_of(job).hd = nil
+  extras_of(job).holds = nil
   extras_changed(job)
 end
 

@@ -62,8 +62,8 @@ end
 -- Return whether the group of a new job has room for it; if not, block the job, in its record too. named: its header, then
 -- the length and the run_id, if there is one.
 local function enter_group(id, named, extras, number)
-  local group = Groups.of(extras.g)
-  local cost = extras.c or 1
+  local group = Groups.of(extras.group)
+  local cost = extras.cost or 1
   Groups.use(2)
   Groups.touch(group)
   if group.b == 0 and not Groups.why(group, { cost = cost }) then
@@ -86,12 +86,12 @@ end
 -- Add a job with simple links (shortcut.lua). Return false if its group blocks it.
 local function enqueue_linked(intake, id, body, extras)
   local seq, n = draw(), intake.n + 2
-  local number, key = pack('>I6', seq), extras.g
+  local number, key = pack('>I6', seq), extras.group
   local extras_at, shared_to = 8, 7
   if byte(body, 1) ~= 192 then extras_at, shared_to = Shortcut.places(body, 1) end
   local named = sub(body, 2, shared_to)
   local waits = not key or enter_group(id, named, extras, number)
-  if extras.hd then Holds.use() end
+  if extras.holds then Holds.use() end
   intake.n, intake.statics[n - 1], intake.statics[n] = n, id, number .. intake.enqueued_at .. body
   if waits then intake.line[#intake.line + 1] = number .. id end
   local common = Shortcut.common_of('enqueued', named, waits and 'waiting' or 'blocked')
@@ -181,8 +181,8 @@ function Intake.check_costs(ids, hard, extras_by_place, args, first_at)
   local groups = {}
   for place = 1, #ids do
     local extras = extras_by_place[place] or hard[place] and Shortcut.any_extras_of_body(args[first_at + 2 * place])
-    if extras and extras.g then groups[#groups + 1] = extras.g end
-    local refusal = extras and extras.c and Groups.cost_refused(ids[place], extras)
+    if extras and extras.group then groups[#groups + 1] = extras.group end
+    local refusal = extras and extras.cost and Groups.cost_refused(ids[place], extras)
     if refusal then refuse('COST', refusal) end
   end
   return groups

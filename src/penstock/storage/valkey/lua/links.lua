@@ -11,6 +11,6 @@ function ended(job, state)
   Groups.leave(job)
   local extras = extras_of(job)
   Flows.tell(job, state or job.state)
-  if extras.d then Dedup.ended(job.inc, extras.d) end
-  if extras.r then Schedulers.ended(job, extras.s) end
+  if extras.dedup then Dedup.ended(job.inc, extras.dedup) end
+  if extras.repeats then Schedulers.ended(job, extras.scheduler) end
 end

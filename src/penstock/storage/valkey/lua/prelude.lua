@@ -5,7 +5,7 @@
 --   meta       hash    counters (COUNTERS below), epoch, server and resumed (renew_epoch.lua), settings, trimmed, regroup
 --                      (groups.lua), outbox (the last sequence), delivered (the last delivered sequence), tied (jobs of
 --                      this queue have had dependents in other queues); m:<stream>, the last call of a stream and its
---                      answer, kept for a minute (memo.lua); clock (CLOCK below), once the clock was ever irregular
+--                      answer, kept for a minute (replay.lua); clock (CLOCK below), once the clock was ever irregular
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: the options of jobs, each stored once (record.lua)
 --   state      hash    id -> state record (record.lua); absent while a job waits as it was enqueued ("pristine")
@@ -52,7 +52,7 @@
 --   parked     zset    time -> group with blocked members that may have room then;  fading  the same, for groups that
 --                      expire then
 --   workers    hash    worker -> seen_at .. info
---   lives      a hash that clients write, so no sign that the queue exists (liveness.py): worker -> run id of the
+--   lives      a hash that clients write, so no sign that the queue exists (valkey/engine.py): worker -> run id of the
 --                      server, client id of the worker's lifeline
 --   lifeline   always absent: the lifelines of workers block on it
 --   consumers  hash    name -> offset .. expires_at
@@ -258,7 +258,7 @@ local function open(keys, mode)
   Q.prefix, Q.is_new, Q.time = prefix, not counters, time
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
   Q.uses = uses
-  Q.wake, Q.due, Q.memo, Q.answer, Q.dedup = false, false, false, false, false
+  Q.wake, Q.due, Q.stream, Q.answer, Q.dedup = false, false, false, false, false
   Q.outbox, Q.ends, Q.is_delivering, Q.adding_to, Q.noted_links, Q.dead_letter = false, false, false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
@@ -359,8 +359,8 @@ local function write_meta()
   if Q.clock and Q.clock.changed then Clock.write() end
   if Q.is_new or Q.is_renewed then call('HSET', K.meta, 'epoch', new_epoch()) end
   if Q.is_new and Q.server then call('HSET', K.meta, 'server', Q.server) end
-  if Q.memo then
-    call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)
+  if Q.stream then
+    call('HSET', K.meta, 'counters', counters, Q.stream, Q.answer)
   else
     call('HSET', K.meta, 'counters', counters)
   end

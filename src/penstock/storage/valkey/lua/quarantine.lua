@@ -47,8 +47,8 @@ local function examine_extras(packed)
     must(not STORED.extras[name] or type(value) == STORED.extras[name], 'the extras have a value of a wrong type')
     must(type(value) ~= 'string' or is_text(value), 'the extras are not UTF-8')
   end
-  for _, dependent in ipairs(extras.dn or {}) do must_be_texts(dependent, 3, 'a dependent cannot be read') end
-  for consumer, ms in pairs(extras.hd or {}) do
+  for _, dependent in ipairs(extras.dependents or {}) do must_be_texts(dependent, 3, 'a dependent cannot be read') end
+  for consumer, ms in pairs(extras.holds or {}) do
     must(type(consumer) == 'string' and type(ms) == 'number', 'a hold cannot be read')
   end
   return extras
@@ -127,12 +127,12 @@ local function examine_side_values(job)
     examine_slot(decode(slot))
   end
   if job.big_result then must(call('HEXISTS', K.results, job.id) == 1, 'the result is missing') end
-  if extras and extras.sp then
+  if extras and extras.has_steps then
     local problem = Steps.damage(job.id)
     must(not problem, problem)
   end
-  if extras and extras.dp then examine_deps(job.id) end
-  if extras and extras.dl then
+  if extras and extras.has_dependencies then examine_deps(job.id) end
+  if extras and extras.has_later_dependents then
     for _, packed in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)) do
       must_be_texts(decode(packed), 3, 'a dependent cannot be read')
     end
@@ -228,7 +228,7 @@ local function salvaged(id, state, static)
   -- A retry must not run recorded steps again.
   if call('SISMEMBER', K.stepped, id) == 1 then
     job.extras = job.extras or {}
-    job.extras.sp, job.extras_moved, job.save_extras = true, true, true
+    job.extras.has_steps, job.extras_moved, job.save_extras = true, true, true
   end
   keep_long(job)
   return job, (whole or extras) and true or false
@@ -317,15 +317,15 @@ end
 
 local function free(job, failure)
   pcall(Flows.tell, job, 'f')
-  if job.extras.d then pcall(Dedup.ended, job.inc, job.extras.d) end
-  if job.extras.r and job.extras.s then pcall(Schedulers.ended, job, job.extras.s) end
-  if job.extras.dp and not tried(function()
+  if job.extras.dedup then pcall(Dedup.ended, job.inc, job.extras.dedup) end
+  if job.extras.repeats and job.extras.scheduler then pcall(Schedulers.ended, job, job.extras.scheduler) end
+  if job.extras.has_dependencies and not tried(function()
     examine_deps(job.id)
     return true
   end) then
     call('SREM', K.parents, job.id)
     call('UNLINK', Q.prefix .. ':deps:' .. job.id)
-    job.extras.dp = nil
+    job.extras.has_dependencies = nil
     extras_changed(job)
   end
 end

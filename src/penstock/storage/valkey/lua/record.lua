@@ -1,6 +1,6 @@
 -- Records: the two strings that store a job, and the table that a verb works on.
 --
--- static record   inc:6 enqueued_at:6 body; big-endian, also read by codec.py
+-- static record   inc:6 enqueued_at:6 body; big-endian, also read by valkey/jobs.py
 --   body          flags:1 header [priority:6] [ttl:6] [length:2 run_id] [length:2 write_id] [length:4 extras] payload
 --   flags         1 lifo, 2 priority, 4 ttl, 8 run_id, 16 write_id, 32 the header itself follows, 64 extras, 128 has_links:
 --                 transitions of the job concern other jobs, or consumers (Extras.has_links in core/job.py)
@@ -18,12 +18,8 @@
 --   flags         1 lifo, 2 cancelling, 4 rerun slot, 8 failure, 16 progress, 32 log lines, 64 has_links, 128 extras_moved:
 --                 the extras are in the annex hash
 --
--- extras          MessagePack of core.job.Extras, a map with short names:
---   g group, c cost, h headers, d dedup key, u usage, s scheduler, t its slot, r the scheduler waits for the end,
---   hd holds, fl flow, dn dependents, dl has later dependents, dp has dependencies, pr passes (for the worker),
---   st stage, sw awaited signal, su its timeout, sr received signal, so timed out, sk number of early signals,
---   sd delay of a staged job, ur last run whose worker did not know the task,
---   sp has recorded steps
+-- extras          MessagePack of core.job.Extras, a map with short names. Write extras.<name of the field> in these files, for
+--                 a variable or call whose name is extras, extras_of... or ..._extras: library.py puts the short name there
 --
 -- The static head of the state record (token to runs) and its tail (flags onwards) are placed for settle and claim: one
 -- unpack reads the head, and the tail is the same for all jobs of a batch.

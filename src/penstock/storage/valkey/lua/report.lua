@@ -54,8 +54,8 @@ end
 
 register('report', function(keys, args)
   open(keys, Parts.HOT)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return memo end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return kept end
   local at, starts, ids, uses = 4, {}, {}, false
   while at <= #args do
     starts[#starts + 1], ids[#ids + 1] = at, args[at]

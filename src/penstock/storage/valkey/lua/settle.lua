@@ -52,11 +52,11 @@ end
 
 -- Return the holds on jobs of these extras that complete in this call (holds.lua), or nil.
 local function held_by(done, extras)
-  if not extras.hd or not Holds.are_used() then return nil end
+  if not extras.holds or not Holds.are_used() then return nil end
   done.held = done.held or {}
   local held = done.held[extras]
   if not held then
-    held = Holds.of_completed(extras.hd)
+    held = Holds.of_completed(extras.holds)
     done.held[extras] = held
   end
   return held
@@ -97,8 +97,8 @@ local function complete(done, id, record, outcome)
     done.kept[at - 1] = now + max(tail.result_ttl, held.ms)
     Holds.add_completed(held, id)
   end
-  if extras and extras.g then
-    put(group, row, 'grp', extras.g)
+  if extras and extras.group then
+    put(group, row, 'grp', extras.group)
     group.has_holes = true
   end
   if Q.listening[id] then tell({ id = id, inc = inc, result = sub(outcome, 8) }, 'c') end
@@ -267,9 +267,9 @@ end
 register('settle', function(keys, args)
   open(keys, Parts.HOT)
   local count = tonumber(args[5])
-  local memo = remembered(args[1], args[2], args[3])
+  local kept = remembered(args[1], args[2], args[3])
   local n = (#args - HEAD) / 2
-  if memo then return { sub(memo, 1, n), count > 0 and reply_of_memo(sub(memo, n + 1)) or 0, 1 } end
+  if kept then return { sub(kept, 1, n), count > 0 and reply_of_kept(sub(kept, n + 1)) or 0, 1 } end
   local ids, outcomes = {}, {}
   for i = 1, n do
     ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]
@@ -284,7 +284,7 @@ register('settle', function(keys, args)
     claimed = take(args[4], count, tonumber(args[6]))
   end
   if count == 0 and bit_of(Q.uses, 1) then Q.wake = Q.wake or waiting_count() > 0 end
-  remember(args[1], args[2], letters .. (claimed and memo_of(claimed) or ''))
+  remember(args[1], args[2], letters .. (claimed and kept_of(claimed) or ''))
   close()
   if Outbox.is_full() then return { letters, claimed or 0, 1 } end
   return { letters, claimed }

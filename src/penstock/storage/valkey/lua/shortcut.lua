@@ -98,7 +98,7 @@ end
 -- Return the extras in the body of a new job, if the job can take the shortcut into its queue.
 function Shortcut.extras_of_body(body)
   local extras = extras_in(body, 1)
-  return extras and not extras.dp and extras or nil
+  return extras and not extras.has_dependencies and extras or nil
 end
 
 -- Return the extras in any body, or nil.
@@ -121,7 +121,7 @@ end
 
 -- Start a waiting job of these extras in its group's counts. Return false if it may not start now.
 function Shortcut.start(extras)
-  local group, cost = Groups.of(extras.g), extras.c or 1
+  local group, cost = Groups.of(extras.group), extras.cost or 1
   if not Groups.can_start(group, cost) then return false end
   group.w, group.cost, group.a = group.w - 1, group.cost - cost, group.a + 1
   Groups.use(2)
@@ -145,7 +145,7 @@ function Shortcut.load_blocked(ids)
       local number = sub(record, 37, 42)
       if number == '\0\0\0\0\0\0' then number = sub(record, 15, 20) end
       Q.fresh[id] = {
-        id = id, record = record, cost = extras.c or 1, group_member = '\2' .. number .. '1' .. id, is_fresh = true,
+        id = id, record = record, cost = extras.cost or 1, group_member = '\2' .. number .. '1' .. id, is_fresh = true,
       }
     else
       others[#others + 1] = id
@@ -195,9 +195,9 @@ end
 function Shortcut.read_links(extras_by_id)
   local groups, keys = {}, {}
   for id, extras in pairs(extras_by_id) do
-    if extras.g then groups[#groups + 1] = extras.g end
-    if extras.d then keys[#keys + 1] = extras.d end
-    if extras.dn then Flows.expect(id, extras.dn) end
+    if extras.group then groups[#groups + 1] = extras.group end
+    if extras.dedup then keys[#keys + 1] = extras.dedup end
+    if extras.dependents then Flows.expect(id, extras.dependents) end
   end
   Groups.read_for(groups)
   Dedup.read_all(keys)
@@ -206,19 +206,19 @@ end
 
 -- Return whether a job of these extras ends simply: no scheduler waits for it, and it has no dependencies.
 function Shortcut.ends_simply(extras)
-  return not (extras.r or extras.dp or extras.dl)
+  return not (extras.repeats or extras.has_dependencies or extras.has_later_dependents)
 end
 
 -- End the links of an active job, as simple as that, which has completed.
 function Shortcut.completed(id, inc, extras, result)
-  if extras.g then
-    local group = Groups.of(extras.g)
+  if extras.group then
+    local group = Groups.of(extras.group)
     group.a = group.a - 1
     Groups.use(2)
     Groups.touch(group)
   end
-  if extras.dn then Flows.tell_all(extras.dn, id, 'c', result) end
-  if extras.d then Dedup.ended(inc, extras.d) end
+  if extras.dependents then Flows.tell_all(extras.dependents, id, 'c', result) end
+  if extras.dedup then Dedup.ended(inc, extras.dedup) end
 end
 
 -- Holds
@@ -227,13 +227,13 @@ end
 local function without_hold(release, extras)
   local consumer, kept = release.consumer, release.cache[extras]
   if not kept then
-    local copy, holds = {}, {}
-    for name, value in pairs(extras) do copy[name] = value end
-    for other, ms in pairs(extras.hd) do
+    local other_extras, holds = {}, {}
+    for name, value in pairs(extras) do other_extras[name] = value end
+    for other, ms in pairs(extras.holds) do
       if other ~= consumer then holds[other] = ms end
     end
-    copy.hd = next(holds) and holds or nil
-    kept = { next(copy) and encode(copy) or '\128', Holds.longest(holds) }
+    other_extras.holds = next(holds) and holds or nil
+    kept = { next(other_extras) and encode(other_extras) or '\128', Holds.longest(holds) }
     release.cache[extras] = kept
   end
   return kept
@@ -250,7 +250,7 @@ function Shortcut.release(release, static, moved)
     text, from, to = static, at + 4, at + 3 + unpack('>I4', static, at)
   end
   local extras, at = extras_at(text, from, to)
-  local holds = extras.hd
+  local holds = extras.holds
   if not holds or not holds[release.consumer] then return nil end
   local kept = without_hold(release, extras)
   local packed = kept[1]

@@ -16,8 +16,8 @@ end
 
 register('signal', function(keys, args)
   open(keys)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return memo end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return kept end
   load({ args[4] }, true)
   local letter = signal(job_for(args[4]), args[5], args[6])
   remember(args[1], args[2], letter)

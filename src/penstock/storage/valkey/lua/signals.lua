@@ -17,10 +17,10 @@ function Signals.go_to(job, stage)
   if stage == '' then return end
   local extras = extras_of(job)
   if byte(stage) == UNKNOWN then
-    extras.ur = job.runs
+    extras.unknown_run = job.runs
     stage = sub(stage, 2)
   end
-  if stage ~= '' then extras.st = stage ~= '=' and sub(stage, 2) or nil end
+  if stage ~= '' then extras.stage = stage ~= '=' and sub(stage, 2) or nil end
   extras_changed(job)
 end
 
@@ -28,17 +28,17 @@ end
 function Signals.drop(job)
   if not bit_of(Q.uses, IN_USE) then return end
   local extras = extras_of(job)
-  if extras.sr then hdel('received', job.id) end
-  if extras.sk then
+  if extras.received then hdel('received', job.id) end
+  if extras.kept then
     call('SREM', K.signalled, job.id)
     call('UNLINK', signals_of(job))
   end
-  extras.sr, extras.sk = nil, nil
+  extras.received, extras.kept = nil, nil
 end
 
 local function receive(job, name, data)
   local extras = extras_of(job)
-  extras.sr, extras.sw, extras.su = name, nil, nil
+  extras.received, extras.awaits, extras.awaits_until_ms = name, nil, nil
   hset('received', job.id, data)
   extras_changed(job)
   enter_waiting(job)
@@ -47,13 +47,13 @@ end
 -- Consume the oldest early signal of that name, and return its data; nil if there is none.
 local function take_kept(job, name)
   local extras, key, head = extras_of(job), signals_of(job), pack('>B', #name) .. name
-  for i = 0, (extras.sk or 0) - 1 do
+  for i = 0, (extras.kept or 0) - 1 do
     local entry = call('LINDEX', key, i)
     if sub(entry, 1, #head) == head then
       call('LSET', key, i, '')
       call('LREM', key, 1, '')
-      extras.sk = extras.sk > 1 and extras.sk - 1 or nil
-      if not extras.sk then call('SREM', K.signalled, job.id) end
+      extras.kept = extras.kept > 1 and extras.kept - 1 or nil
+      if not extras.kept then call('SREM', K.signalled, job.id) end
       return sub(entry, #head + 1)
     end
   end
@@ -63,13 +63,13 @@ end
 function Signals.suspend(job, name, timeout_ms)
   if not bit_of(Q.uses, IN_USE) then Q.uses = Q.uses + IN_USE end
   local extras = extras_of(job)
-  if extras.sr then hdel('received', job.id) end
-  extras.sr, extras.so, extras.sw, extras.su = nil, nil, nil, nil
+  if extras.received then hdel('received', job.id) end
+  extras.received, extras.timed_out, extras.awaits, extras.awaits_until_ms = nil, nil, nil, nil
   local data = take_kept(job, name)
   if data then return receive(job, name, data) end
-  extras.sw = name
-  if timeout_ms > 0 then extras.su = Q.now + timeout_ms end
-  job.state, job.by, job.suspended_until = 'b', 'i', extras.su
+  extras.awaits = name
+  if timeout_ms > 0 then extras.awaits_until_ms = Q.now + timeout_ms end
+  job.state, job.by, job.suspended_until = 'b', 'i', extras.awaits_until_ms
   if job.group_role then Groups.scheduled(job) end
   extras_changed(job)
 end
@@ -77,23 +77,23 @@ end
 -- Deliver a signal. Return the letter of the answer: r resumed, k kept, f full.
 function Signals.signal(job, name, data)
   local extras = extras_of(job)
-  if job.state == 'b' and job.by == 'i' and extras.sw == name then
+  if job.state == 'b' and job.by == 'i' and extras.awaits == name then
     receive(job, name, data)
     return 'r'
   end
-  local kept = extras.sk or 0
+  local kept = extras.kept or 0
   if kept >= SIGNALS_KEPT then return 'f' end
   if not bit_of(Q.uses, IN_USE) then Q.uses = Q.uses + IN_USE end
   call('SADD', K.signalled, job.id)
   call('RPUSH', signals_of(job), pack('>B', #name) .. name .. data)
-  extras.sk = kept + 1
+  extras.kept = kept + 1
   extras_changed(job)
   return 'k'
 end
 
 function Signals.time_out(job)
   local extras = extras_of(job)
-  extras.so, extras.sw, extras.su = true, nil, nil
+  extras.timed_out, extras.awaits, extras.awaits_until_ms = true, nil, nil
   extras_changed(job)
   enter_waiting(job)
   emit('unblocked', job)

@@ -115,12 +115,13 @@ end
 
 -- Reset the extras for a later life of the id: keep what the user set, drop what happened.
 local function reset_extras(job)
-  local extras = extras_of(job)
+  local extras, new_extras = extras_of(job), {}
   Signals.drop(job)
   Steps.drop(job)
-  job.extras = { g = extras.g, c = extras.c, h = extras.h, hd = extras.hd }
-  job.packed_extras = next(job.extras) and encode(job.extras) or nil
-  job.has_links = extras.g ~= nil or extras.c ~= nil or extras.hd ~= nil
+  new_extras.group, new_extras.cost, new_extras.headers = extras.group, extras.cost, extras.headers
+  new_extras.holds = extras.holds
+  job.extras, job.packed_extras = new_extras, next(new_extras) and encode(new_extras) or nil
+  job.has_links = extras.group ~= nil or extras.cost ~= nil or extras.holds ~= nil
 end
 
 local function requeue(job, slot)

@@ -229,7 +229,7 @@ register('sweep', function(keys, args)
   tidy_line(limit)
   forget_workers()
   if bit_of(Q.uses, Usage.BIT) then Usage.forget() end
-  forget_memos()
+  forget_answers()
   close()
   local more = promoted >= limit or unblocked >= limit or rescued >= limit or expired >= limit or pruned >= limit
     or forgotten >= limit or regrouped >= limit or Q.clock.follow > 0

@@ -7,7 +7,7 @@
 -- flags: 1 cancelling, 2 the data of a signal follows, 4 steps (Steps.travelling). The extras are there if they differ from those in the static record.
 
 -- A block, because the library has at most 200 names at its top; other files need only these.
-local promote_due, until_next, take, memo_of, reply_of_memo
+local promote_due, until_next, take, kept_of, reply_of_kept
 
 do
 
@@ -35,8 +35,8 @@ end
 -- Return the extras and the data of the received signal, as details have them, and the flag.
 local function moved_extras(job)
   local packed = packed_extras(job)
-  local signal = job.extras.sr and call('HGET', K.received, job.id)
-  local steps = job.extras.sp and Steps.travelling(job)
+  local signal = job.extras.received and call('HGET', K.received, job.id)
+  local steps = job.extras.has_steps and Steps.travelling(job)
   return pack('>I4', #packed) .. packed .. (steps or '') .. (signal or ''), (signal and 2 or 0) + (steps and 4 or 0)
 end
 
@@ -114,8 +114,8 @@ local function lease_fresh(leases, id, state, static)
   if state and not Shortcut.is_waiting(state) then return false end
   if flags >= 128 then
     extras = Shortcut.extras_of_static(static)
-    if extras.fl and bit_of(Q.uses, Usage.BIT) and Usage.is_over('f:' .. extras.fl) then return false end
-    if extras.g and not Shortcut.start(extras) then return false end
+    if extras.flow and bit_of(Q.uses, Usage.BIT) and Usage.is_over('f:' .. extras.flow) then return false end
+    if extras.group and not Shortcut.start(extras) then return false end
   end
   local named_to, _ = 19, nil
   if flags ~= 192 and flags ~= 64 then _, named_to = Shortcut.places(static, 13) end
@@ -128,8 +128,8 @@ local function lease_fresh(leases, id, state, static)
   end
   local group, row =
     lease_first(leases, id, static, shared, sub(static, 1, 12), rest, ready_at > 0 and ready_at or nil)
-  if extras and extras.g then
-    put(group, row, 'grp', extras.g)
+  if extras and extras.group then
+    put(group, row, 'grp', extras.group)
     group.has_holes = true
   end
   return true
@@ -171,7 +171,7 @@ local function read_groups(statics)
   local keys = {}
   for i = 1, #statics do
     local extras = statics[i] and Shortcut.extras_of_static(statics[i])
-    if extras and extras.g then keys[#keys + 1] = extras.g end
+    if extras and extras.group then keys[#keys + 1] = extras.group end
   end
   Groups.read_for(keys)
 end
@@ -282,12 +282,12 @@ local function retaken(first_token, count, wait_ms, paused)
   return { paused, wait_ms, Q.now, first_token, leases.ids, leases.statics, leases.details }
 end
 
-function memo_of(reply)
+function kept_of(reply)
   return pack('>BI6I6I4', reply[1], reply[2] + 1, reply[4], #reply[5])
 end
 
-function reply_of_memo(memo)
-  local paused, wait_ms, first_token, count = unpack('>BI6I6I4', memo)
+function reply_of_kept(kept)
+  local paused, wait_ms, first_token, count = unpack('>BI6I6I4', kept)
   return retaken(first_token, count, wait_ms - 1, paused)
 end
 

@@ -1,12 +1,12 @@
 -- unstage: releases or removes staged jobs of a write, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then the write_id, its instant
---   (core/job.py), keep
+--   (core/staging.py), keep
 -- returns:   {done, seq, now, part, score, member}: part is '' at the end
 -- events:    promoted, changed, removed
 
 -- Release a staged job: its time begins now.
 local function release(job)
-  local delay = extras_of(job).sd or 0
+  local delay = extras_of(job).staged_delay_ms or 0
   job.expires = job.ttl > 0 and Q.now + job.ttl or 0
   if delay > 0 then
     schedule(job, Q.now + delay)

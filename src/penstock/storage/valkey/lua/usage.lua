@@ -12,8 +12,8 @@ end
 function Usage.scopes(job)
   local scopes, extras, task = { '' }, extras_of(job), options_of(job.header).task
   if task ~= '' then scopes[#scopes + 1] = 't:' .. task end
-  if extras.g then scopes[#scopes + 1] = 'g:' .. extras.g end
-  if extras.fl then scopes[#scopes + 1] = 'f:' .. extras.fl end
+  if extras.group then scopes[#scopes + 1] = 'g:' .. extras.group end
+  if extras.flow then scopes[#scopes + 1] = 'f:' .. extras.flow end
   return scopes
 end
 
@@ -61,7 +61,7 @@ end
 
 -- Return the packed failure of a job whose flow has spent its budget, so that it cannot start; else nil.
 function Usage.refusal(job)
-  local flow = extras_of(job).fl
+  local flow = extras_of(job).flow
   if not flow or not Usage.is_over('f:' .. flow) then return nil end
   return failure_of('BudgetExceeded', FAILURE_TEXTS.BudgetExceeded)
 end
@@ -107,8 +107,8 @@ function Usage.add(job, used, text)
     Q.spent = {}
   end
   local extras = extras_of(job)
-  extras.u = extras.u or {}
-  for name, micros in pairs(used) do extras.u[name] = (extras.u[name] or 0) + micros end
+  extras.usage = extras.usage or {}
+  for name, micros in pairs(used) do extras.usage[name] = (extras.usage[name] or 0) + micros end
   extras_changed(job)
   for _, scope in ipairs(Usage.scopes(job)) do
     for name, micros in pairs(used) do Usage.sum(scope, name, micros) end

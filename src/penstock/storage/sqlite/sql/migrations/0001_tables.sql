@@ -5,9 +5,9 @@ CREATE TABLE meta (
     value TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- One row per queue, read and written once per transaction: its counters, its clock, how many jobs it has by state.
--- uses has a bit for each feature that costs a look: 1 limits of the queue, 2 groups, 4 staged jobs. regroup: the last of the groups
--- that a changed default has reached.
+-- One row per queue, read and written once per transaction: its counters, its clock, and the number of jobs by state.
+-- uses has a bit for each feature that costs a query: 1 limits of the queue, 2 groups, 4 staged jobs, 8 jobs due at a wall
+-- time. regroup: the last group that a changed default has reached.
 CREATE TABLE queues (
     key INTEGER PRIMARY KEY,
     namespace TEXT NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE queues (
     UNIQUE (namespace, name)
 ) STRICT;
 
--- What happened in each minute but the present one (queues.minute), under its number modulo 1440.
+-- The metrics of all minutes but the current one (queues.minute), under the number of the minute modulo 1440.
 CREATE TABLE minutes (
     queue INTEGER NOT NULL,
     slot INTEGER NOT NULL,
@@ -50,10 +50,10 @@ CREATE TABLE options (
     value BLOB NOT NULL UNIQUE
 ) STRICT;
 
--- What changes about a job. place is its number among the waiting, negated if it is LIFO. annex is what few jobs have
--- (core/annex.py); binds: its transitions concern others; grip: what it keeps of a slot of its group. wake_at: the timeout
--- of a suspended job. held_until: when the longest hold on a finished job has passed. error_type: the class of a failed
--- job's error.
+-- The parts of a job that change. place: its number in line, negated if it is LIFO. wake_at: the timeout of a suspended
+-- job. held_until: the end of the longest hold on a finished job. error_type: the error class of a failed job.
+-- Three columns keep older names than the code: annex has the extras (Extras in core/job.py), binds says that the job
+-- has links to others, and grip is Record.slot_hold.
 CREATE TABLE jobs (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -94,8 +94,8 @@ CREATE TABLE jobs (
     grip INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks
--- ties, is in it only where many jobs may share an instant.
+-- The order of each state has its own index, so no verb ever walks past jobs of another state. An index includes the id,
+-- which breaks ties, only where many jobs may have the same time.
 CREATE UNIQUE INDEX jobs_by_id ON jobs (queue, id);
 CREATE INDEX jobs_waiting ON jobs (queue, priority, place) WHERE state = 'waiting';
 CREATE INDEX jobs_scheduled ON jobs (queue, run_at, id) WHERE state = 'scheduled';
@@ -108,7 +108,7 @@ CREATE INDEX jobs_finished ON jobs (queue, state, kept_until) WHERE kept_until >
 CREATE INDEX jobs_expiring ON jobs (queue, expires_at)
     WHERE expires_at > 0 AND kept_until = 0 AND lease_until = 0;
 
--- Apart from the jobs, because a transition must not rewrite a large payload.
+-- Separate from the jobs, because a transition must not rewrite a large payload.
 CREATE TABLE payloads (
     job INTEGER PRIMARY KEY,
     payload BLOB NOT NULL
@@ -122,7 +122,7 @@ CREATE TABLE limits (
     PRIMARY KEY (queue, key)
 ) STRICT, WITHOUT ROWID;
 
--- The groups that have members, or starts that still count (group.py says what the columns are).
+-- The groups that have members, or starts that still count. queuerow.Group describes the columns.
 CREATE TABLE job_groups (
     queue INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -145,7 +145,7 @@ CREATE TABLE job_groups (
 CREATE INDEX job_groups_parked ON job_groups (queue, look_at, key) WHERE look_at > 0;
 CREATE INDEX job_groups_fading ON job_groups (queue, over_at, key) WHERE over_at > 0;
 
--- The members a group blocks, in its order. Apart from the jobs: a verb reads it after it has written to it.
+-- The members that a group blocks, in its order. Separate from the jobs, because a verb reads it after writing to it.
 CREATE TABLE group_lines (
     queue INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -181,7 +181,7 @@ CREATE TABLE signals (
     PRIMARY KEY (job, number)
 ) STRICT;
 
--- Which finished jobs are held for whom.
+-- The finished jobs that each consumer holds.
 CREATE TABLE holds (
     queue INTEGER NOT NULL,
     consumer TEXT NOT NULL,
@@ -199,7 +199,7 @@ CREATE TABLE waiters (
     PRIMARY KEY (job, listener)
 ) STRICT, WITHOUT ROWID;
 
--- AUTOINCREMENT: a listener goes on from the last key it has seen, so a key never comes back.
+-- AUTOINCREMENT: a listener continues after the last key that it has seen, so keys must not repeat.
 CREATE TABLE news (
     key INTEGER PRIMARY KEY AUTOINCREMENT,
     queue INTEGER NOT NULL,
@@ -211,7 +211,7 @@ CREATE TABLE news (
 CREATE INDEX news_by_listener ON news (queue, listener, key);
 CREATE INDEX news_by_age ON news (queue, at_ms);
 
--- The last answer of each lane, for calls that are repeated.
+-- The last answer of each stream (lane), for calls that are repeated (replay.py).
 CREATE TABLE memo (
     queue INTEGER NOT NULL,
     lane TEXT NOT NULL,
@@ -221,7 +221,7 @@ CREATE TABLE memo (
     PRIMARY KEY (queue, lane)
 ) STRICT, WITHOUT ROWID;
 
--- Which job stands for a dedup key. expires_at 0: as long as it is open.
+-- The job that holds each dedup key. expires_at 0: for as long as the job is open.
 CREATE TABLE dedup (
     queue INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -233,7 +233,7 @@ CREATE TABLE dedup (
 
 CREATE INDEX dedup_by_expiry ON dedup (queue, expires_at) WHERE expires_at > 0;
 
--- What was used, in millionths. scope: '' the queue, t:<task>, g:<group>, f:<flow>.
+-- Sums of usage, in millionths. scope: '' the queue, t:<task>, g:<group>, f:<flow>.
 CREATE TABLE usage (
     queue INTEGER NOT NULL,
     scope TEXT NOT NULL,
@@ -243,7 +243,7 @@ CREATE TABLE usage (
     PRIMARY KEY (queue, scope, name)
 ) STRICT, WITHOUT ROWID;
 
--- scope as in usage. base: what the sum was when the period began; since: when that was.
+-- scope as in usage. base: the sum at the beginning of the period; since: the time of that.
 CREATE TABLE budgets (
     queue INTEGER NOT NULL,
     scope TEXT NOT NULL,
@@ -257,8 +257,8 @@ CREATE TABLE budgets (
 
 CREATE INDEX usage_by_age ON usage (queue, at_ms);
 
--- next_at 0: no slot is known. repeat_ms -1: not after completion. awaits: the incarnation of the job whose end says
--- when the next slot is.
+-- next_at 0: no slot is known. repeat_ms -1: not after completion. awaits: the incarnation of the job from whose end the
+-- next slot is counted.
 CREATE TABLE schedulers (
     queue INTEGER NOT NULL,
     name TEXT NOT NULL,
@@ -305,9 +305,9 @@ CREATE TABLE consumers (
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
 
--- Flows. A job that depends on others has a row in parents: how many dependencies it was given, how many do not count
--- yet, the number of the first that fails it, and how many there were when the job last waited for them. Rows go by
--- the id, because a job has no key before it is written.
+-- Flows. A job that depends on others has a row in parents: the number of its dependencies, the number of those that do
+-- not count yet, the first one that fails it, and how many there were when the job last waited for them. Rows name the
+-- id, because a job has no key before it is written.
 CREATE TABLE parents (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,
@@ -335,7 +335,7 @@ CREATE TABLE dependencies (
 CREATE UNIQUE INDEX dependencies_by_job ON dependencies (queue, parent, on_queue, on_id);
 CREATE UNIQUE INDEX dependencies_in_order ON dependencies (queue, parent, number);
 
--- Whom a job has to tell of its end besides those in its annex.
+-- Jobs to notify of a job's end, besides the dependents in its extras.
 CREATE TABLE later_dependents (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,

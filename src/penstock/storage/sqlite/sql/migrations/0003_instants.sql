@@ -1,5 +1,5 @@
--- Jobs that are due at an instant of the wall clock, and the queue time that it stood for when it was last computed
--- (clock.py). A row whose run_at is not that of its job has no meaning any more.
+-- Jobs that are due at an instant of the wall clock, and the queue time that was last computed for it (schedules.py).
+-- A row no longer counts if its run_at is not that of its job.
 CREATE TABLE instants (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,
