@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
 from penstock.core.event import EventPage
@@ -78,6 +79,7 @@ def _writes(
     """
     limit = (getattr(verb, "__kwdefaults__", None) or {}).get("limit", 1)
 
+    @wraps(verb)
     async def method(storage: SqliteStorage, queue: str, *args: P.args, **kwargs: P.kwargs) -> Answer:
         values = (*args, *kwargs.values())
         items = [item for value in values if isinstance(value, (list, tuple)) for item in value]
@@ -94,6 +96,7 @@ def _writes(
 def _reads(look: Callable[Concatenate[View, P], Answer]) -> Verb[P, Answer]:
     """Return the method for a function that reads."""
 
+    @wraps(look)
     async def method(storage: SqliteStorage, queue: str, *args: P.args, **kwargs: P.kwargs) -> Answer:
         return await storage._opened.read(queue, lambda view: look(view, *args, **kwargs))
 
