@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -127,7 +128,8 @@ def test_a_job_has_every_field_of_the_list_and_a_few_more() -> None:
             "dependents",
         ),
     }
-    fields = {name for name, value in vars(JobInfo).items() if isinstance(value, property) and name[0] != "_"}
+    properties = inspect.getmembers(JobInfo, lambda value: isinstance(value, property))
+    fields = {name for name, _ in properties if name[0] != "_"}
 
     assert fields - more == {field.name for field in JOB_FIELDS}
 

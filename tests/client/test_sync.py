@@ -305,6 +305,7 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
                 "put_declared",
                 "scheduled",
                 "sync",
+                "sync_middleware",
                 "task",
                 "task_named",
                 "tasks",

@@ -6,7 +6,7 @@ that other clients are served in between.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from msgspec.structs import replace
@@ -31,12 +31,13 @@ from penstock.core.limits import check_usage_name
 from penstock.core.names import check_consumer, check_id, check_queue, check_task
 from penstock.core.text import shown
 from penstock.core.units import Duration, milliseconds
-from penstock.errors import InvalidOption, JobNotFound
+from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
+    from penstock.core.job import Job
     from penstock.storage.metrics import Minute
-    from penstock.storage.values import Checked, Consumer, Counts, QueueSettings
+    from penstock.storage.values import Checked, Consumer, Counts, JobPage, QueueSettings
 
 
 _CHUNK: Final = 1000
@@ -59,23 +60,15 @@ class Settings(TypedDict, total=False):
 class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
     """The operations of a queue. Every method raises ``StorageError`` if the store does not answer."""
 
-    @property
-    def name(self) -> str:
-        return self._source.queue
-
     # Inspect
 
     async def get(self, id: str) -> JobInfo:
         """Return the job as it is now. Raise ``JobNotFound`` if the store does not have it."""
-        info = await self.get_or_none(id)
-        if info is None:
-            raise JobNotFound.in_queue(self.name, id)
-        return info
+        return await self.job(id).get()
 
     async def get_or_none(self, id: str) -> JobInfo | None:
         """Return the job as it is now, or ``None`` if the id is unknown or the job is no longer kept."""
-        [job] = await (await self._storage()).get(self.name, [check_id(id)])
-        return None if job is None else JobInfo(self._source, job)
+        return await self.job(id).get_or_none()
 
     async def get_many(self, ids: Sequence[str]) -> list[JobInfo | None]:
         """Return the jobs as they are now, in the order of the ids; ``None`` for an unknown id."""
@@ -90,16 +83,14 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
         self, state: State | str, *, limit: int | None = None, reverse: bool = False
     ) -> AsyncGenerator[JobInfo, None]:
         """Yield the jobs of a state, in the order in which they will run, come due or be deleted."""
-        checked, left, cursor = as_state(state), at_most(limit), ""
-        storage = await self._storage()
-        while left > 0:
-            at_once = min(left, 100)
-            page = await storage.list_jobs(self.name, checked, cursor=cursor, limit=at_once, reverse=reverse)
-            for job in page.jobs:
-                yield JobInfo(self._source, job)
-            if not page.cursor:
-                return
-            cursor, left = page.cursor, left - len(page.jobs)
+        checked, storage = as_state(state), await self._storage()
+
+        async def read(cursor: str, most: int) -> JobPage:
+            most = min(most, 100)
+            return await storage.list_jobs(self.name, checked, cursor=cursor, limit=most, reverse=reverse)
+
+        async for job in _jobs(read, at_most(limit)):
+            yield JobInfo(self._source, job)
 
     async def counts(self) -> Counts:
         """Return the number of jobs by state, whether the queue is paused, and how long the next job has waited."""
@@ -128,10 +119,7 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
 
     async def logs(self, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
         """Return the log lines of a job from number ``start``, as ``JobHandle.logs`` does."""
-        whole_number("start", start, least=0)
-        whole_number("limit", limit, least=1)
-        page = await (await self._storage()).logs(self.name, check_id(id), start=start, limit=limit)
-        return page.lines
+        return await self.job(id).logs(start=start, limit=limit)
 
     async def usage(self) -> UsageReport:
         """Return the usage that jobs reported (``context.use(tokens=...)``): in total, and by task, group and flow."""
@@ -165,15 +153,13 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
 
         You may release jobs while you iterate.
         """
-        consumer, left, cursor = check_consumer(consumer), at_most(limit), ""
-        storage = await self._storage()
-        while left > 0:
-            page = await storage.held(self.name, consumer, cursor=cursor, limit=min(left, _CHUNK))
-            for job in page.jobs:
-                yield JobInfo(self._source, job)
-            if not page.cursor:
-                return
-            cursor, left = page.cursor, left - len(page.jobs)
+        storage, consumer = await self._storage(), check_consumer(consumer)
+
+        async def read(cursor: str, most: int) -> JobPage:
+            return await storage.held(self.name, consumer, cursor=cursor, limit=min(most, _CHUNK))
+
+        async for job in _jobs(read, at_most(limit)):
+            yield JobInfo(self._source, job)
 
     # Operate on the queue
 
@@ -263,6 +249,18 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
     async def consumers(self) -> list[Consumer]:
         """Return the readers that events are kept for."""
         return await (await self._storage()).consumers(self.name)
+
+
+async def _jobs(read: Callable[[str, int], Awaitable[JobPage]], limit: int) -> AsyncGenerator[Job, None]:
+    """Yield up to ``limit`` jobs. ``read`` returns the page at a cursor, with at most so many jobs."""
+    cursor = ""
+    while limit > 0:
+        page = await read(cursor, limit)
+        for job in page.jobs:
+            yield job
+        cursor, limit = page.cursor, limit - len(page.jobs)
+        if not cursor:
+            return
 
 
 def _dead_letter(queue: str, fields: Mapping[str, Any]) -> dict[str, Any]:

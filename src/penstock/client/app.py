@@ -7,14 +7,13 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from penstock import client
-from penstock.client.codec import Serde, resolve_serde
+from penstock.client.codec import JobCodec, Serde, resolve_serde
 from penstock.client.decorators import (
     BatchDecorator,
     HandlerDecorator,
     TaskDecorator,
     handle_dead_letters,
 )
-from penstock.client.definition import define
 from penstock.client.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.client.flow.handle import FlowHandle, add_children, enqueue_flows
 from penstock.client.hints import Hinting
@@ -45,7 +44,7 @@ from penstock.client.session import (
     from_environment,
 )
 from penstock.client.subscription import Subscription, SubscriptionOptions
-from penstock.client.task import Task
+from penstock.client.task import FunctionTask, Task
 from penstock.core.job import Options, Policy
 from penstock.core.names import check_namespace, check_queue, check_task, split_ref
 from penstock.core.retry import BackoffFunction, custom_name
@@ -54,7 +53,6 @@ from penstock.core.units import Size, byte_count
 from penstock.errors import InvalidOption, UnknownTask
 
 if TYPE_CHECKING:
-    from penstock.client.codec import JobCodec
     from penstock.client.flow import Ending, Part
     from penstock.client.handle import JobHandle
     from penstock.client.session import Session
@@ -221,16 +219,15 @@ class App(Hinting, AppHooks, AppSchedulers):
 
         Payloads and results are decoded to ``payload_type`` and ``result_type``.
         """
-        return Queue(
+        source = JobCodec(
             self,
             check_queue(name),
             serde=self.serde if serde is None else resolve_serde(serde),
             result_serde=self.result_serde if result_serde is None else resolve_serde(result_serde),
             payload_type=payload_type,
             result_type=result_type,
-            defaults=self.defaults,
-            fields=self.fields,
         )
+        return Queue(source)
 
     def job(self, ref: str) -> JobHandle[Any]:
         """Return a handle for a job by its ``ref``, ``"queue/id"``, without a request to the store.
@@ -372,8 +369,8 @@ class App(Hinting, AppHooks, AppSchedulers):
                 f"a task {shown(name)} is registered already, {source_of(self._tasks[name].func)}, and a job carries "
                 f"only the name. Give the one {source_of(func)} another name: @app.task(name=...)."
             )
-        task = self._tasks[name] = define(self, func, name=name, queue=queue, given=given)
-        return task
+        self._tasks[name] = FunctionTask[..., Any, ..., Any](self, func, name, queue, given)
+        return self._tasks[name]
 
     def add_handler(
         self, func: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
@@ -386,9 +383,8 @@ class App(Hinting, AppHooks, AppSchedulers):
                 f"{source_of(func)}."
             )
         name = getattr(func, "__name__", "handler")
-        handler = self._handlers[queue] = define(
-            self, func, name=name, queue=queue, given=given, takes_payload=True
-        )
+        handler = FunctionTask[..., Any, ..., Any](self, func, name, queue, given, takes_payload=True)
+        self._handlers[queue] = handler
         return handler
 
     def exchange_sessions(self, sessions: Sessions) -> Sessions:

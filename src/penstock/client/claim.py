@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 import msgspec
 
 from penstock.client.hints import Hinting
-from penstock.client.info import Field, Parent, moment_field, ref_field
+from penstock.client.info import ExtrasFields, Field, Parent, ref_field
 from penstock.client.situation import instant
 from penstock.core.job import EMPTY_EXTRAS, Extras, Lease
 from penstock.core.limits import amounts as in_millionths
@@ -48,7 +47,7 @@ class Signal(NamedTuple):
         return msgspec.json.decode(self.raw) if self.raw else None
 
 
-class LeasedJob(Hinting):
+class LeasedJob(ExtrasFields, Hinting):
     """The fields that a worker's ``JobContext`` and a ``ClaimedJob`` share."""
 
     __slots__ = ()
@@ -69,18 +68,6 @@ class LeasedJob(Hinting):
     """The fencing token of this run, for your own stores. It rises with every claim of the queue."""
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """Return the headers, for middleware and handlers."""
-        return self._extras.headers or {}
-
-    group = Field[str]("_extras.group")
-    """The key of the jobs that share its limits; empty if there is none."""
-    cost = Field[int]("_extras.cost")
-    """The tokens that it takes from the bucket of its group."""
-    stage = Field[str]("_extras.stage")
-    """The stage of the last ``Snooze`` or ``Suspend``; empty before the first."""
-
-    @property
     def signal(self) -> Signal | None:
         """Return the signal that ended its last suspension. It stays until the next suspension."""
         data = self._lease.signal
@@ -93,10 +80,6 @@ class LeasedJob(Hinting):
     def _extras(self) -> Extras:
         return self._lease.extras or EMPTY_EXTRAS
 
-    scheduler = Field[str]("_extras.scheduler")
-    """The name of the scheduler that made it; empty if there is none."""
-    scheduled_for = moment_field("_extras.slot_ms")
-    """The slot of its scheduler, even if the job runs later."""
     enqueued_at = Field[datetime](lambda job: instant(job._lease.enqueued_at_ms))
 
 

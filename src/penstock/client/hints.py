@@ -10,36 +10,31 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["task", "app", "job", "job context", "job spec", "queue", "flow", "flow handle"]
 
-SAME_OPTION: Final = {
-    "countdown": "delay",
-    "eta": "run_at",
-    "expires": "ttl",
-    "task_id": "id",
-    "job_id": "id",
-    "job_timeout": "timeout",
-    "soft_time_limit": "timeout",
-    "time_limit": "timeout",
-    "default_retry_delay": "backoff",
-    "autoretry_for": "retry_on",
-    "dont_autoretry_for": "give_up_on",
-    "retry_when": "retry_on",
-    "retries": "max_retries",
-    "retry": "max_retries",
-    "imports": "include",
-    "min_backoff": "backoff",
-    "max_backoff": "backoff",
-    "retry_delay": "backoff",
-    "result_expires": "result_ttl",
-    "depends_on": "after",
-    "routing_key": "queue",
-    "queue_name": "queue",
-    "serializer": "serde",
-    "broker": "url",
-    "broker_url": "url",
-    "at_front": "lifo",
-    "max_tries": "attempts",
-    "keep_result": "result_ttl",
-}
+
+def _by_name(ours: Mapping[str, str]) -> dict[str, str]:
+    """Return our name for each of the names that others use."""
+    return {name: own for own, names in ours.items() for name in names.split()}
+
+
+SAME_OPTION: Final = _by_name({
+    "delay": "countdown",
+    "run_at": "eta",
+    "ttl": "expires",
+    "id": "task_id job_id",
+    "timeout": "job_timeout soft_time_limit time_limit",
+    "backoff": "default_retry_delay min_backoff max_backoff retry_delay",
+    "retry_on": "autoretry_for retry_when",
+    "give_up_on": "dont_autoretry_for",
+    "max_retries": "retries retry",
+    "include": "imports",
+    "result_ttl": "result_expires keep_result",
+    "after": "depends_on",
+    "queue": "routing_key queue_name",
+    "serde": "serializer",
+    "url": "broker broker_url",
+    "lifo": "at_front",
+    "attempts": "max_tries",
+})  # fmt: skip
 """Options of Celery, RQ, arq, Dramatiq and Huey that have another name here."""
 
 _RETRIES: Final = "Use retry_on to name the exceptions that are retried, or raise Unrecoverable."
@@ -108,9 +103,7 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "apply": "Call task(...) to run the function here.",
         "s": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
         "si": "Use task.job(...).",
-        "map": "Use task.enqueue_many([task.job(...), ...]).",
-        "starmap": "Use task.enqueue_many([task.job(...), ...]).",
-        "chunks": "Use task.enqueue_many([task.job(...), ...]).",
+        **dict.fromkeys(["map", "starmap", "chunks"], "Use task.enqueue_many([task.job(...), ...])."),
         "subtask": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
         "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
         "retry": "Raise Retry(delay=...) in the function.",
@@ -137,12 +130,9 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "enqueue": "Use task.enqueue(...), or app.queue(name).enqueue(payload).",
     },
     "job": {
-        "ready": _ASK_STATE,
-        "successful": _ASK_STATE,
-        "failed": _ASK_STATE,
-        "is_finished": _ASK_STATE,
-        "is_failed": _ASK_STATE,
-        "get_status": _ASK_STATE,
+        **dict.fromkeys(
+            ["ready", "successful", "failed", "is_finished", "is_failed", "get_status"], _ASK_STATE
+        ),
         "forget": "Use job.remove().",
         "delete": "Use job.remove().",
         "revoke": "Use job.cancel().",
@@ -194,9 +184,7 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
     "flow handle": {
         "get": "Use flow.result().",
         "join": "Use flow.result().",
-        "ready": _FLOW_STATE,
-        "successful": _FLOW_STATE,
-        "completed_count": _FLOW_STATE,
+        **dict.fromkeys(["ready", "successful", "completed_count"], _FLOW_STATE),
         "revoke": "Use flow.cancel().",
         "results": "Use flow.jobs, the handles of its jobs.",
     },
@@ -216,54 +204,26 @@ MODULE: Final[Mapping[str, str]] = {
 }
 """Names that users of other queues import, and what to use instead."""
 
+_OUR_STORES: Final = (
+    "Penstock keeps jobs in SQLite or on a Valkey or Redis server: sqlite:///jobs.db, valkey://host"
+)
+_MESSAGE_QUEUES: Final = ("amqp", "amqps", "pyamqp", "sqs", "kafka", "rpc")
+_DATABASES: Final = ("mongodb", "sqla", "db+sqlite", "postgresql", "postgres", "mysql")
 FOREIGN_STORES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            "amqp",
-            "amqps",
-            "pyamqp",
-            "sqs",
-            "kafka",
-            "mongodb",
-            "rpc",
-            "sqla",
-            "db+sqlite",
-            "postgresql",
-            "postgres",
-            "mysql",
-        ),
-        "Penstock keeps jobs in SQLite or on a Valkey or Redis server: sqlite:///jobs.db, valkey://host",
-    ),
+    **dict.fromkeys((*_MESSAGE_QUEUES, *_DATABASES), _OUR_STORES),
     "redis+socket": "Use redis+unix:///path/of/the/socket",
 }
 """Schemes of URLs that other queues take, and what to use instead."""
 
-SAME_STATE: Final[Mapping[str, str]] = {
-    "pending": "waiting",
-    "queued": "waiting",
-    "ready": "waiting",
-    "received": "waiting",
-    "delayed": "scheduled",
-    "deferred": "blocked",
-    "retrying": "scheduled",
-    "busy": "active",
-    "processing": "active",
-    "running": "active",
-    "started": "active",
-    "complete": "completed",
-    "done": "completed",
-    "finished": "completed",
-    "succeeded": "completed",
-    "success": "completed",
-    "successful": "completed",
-    "dead": "failed",
-    "error": "failed",
-    "errored": "failed",
-    "failure": "failed",
-    "aborted": "cancelled",
-    "canceled": "cancelled",
-    "revoked": "cancelled",
-}
+SAME_STATE: Final = _by_name({
+    "waiting": "pending queued ready received",
+    "scheduled": "delayed retrying",
+    "blocked": "deferred",
+    "active": "busy processing running started",
+    "completed": "complete done finished succeeded success successful",
+    "failed": "dead error errored failure",
+    "cancelled": "aborted canceled revoked",
+})  # fmt: skip
 """States of other queues, in lower case, and ours."""
 
 

@@ -36,15 +36,7 @@ class MissingModule(InvalidOption):
 def find(target: str, kind: type[T]) -> T:
     """Return the app or task (``kind``) at ``module:name``. Raise ``InvalidOption`` if there is none."""
     noun = kind.__name__.lower()
-    module, _, name = target.partition(":")
-    try:
-        value = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidOption(
-            f"the {noun} {target!r} cannot be found on {platform.node()}: {error}. Give module:name of a name at the "
-            "top level of a module that Python can import there: install it, or ship it with Spark's "
-            "--py-files or spark.addArtifacts."
-        ) from error
+    value = _named(target, noun)
     if not isinstance(value, kind):
         expected = "an app" if noun == "app" else "a task, which @app.task makes of a function"
         raise InvalidOption(f"{target!r} is of type {type(value).__qualname__}, not {expected}.")
@@ -53,16 +45,23 @@ def find(target: str, kind: type[T]) -> T:
 
 def find_function(target: str) -> Callable[..., object]:
     """Return the function at ``module:name``. Raise ``InvalidOption`` if there is none."""
-    module, _, name = target.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidOption(
-            f"the function {target!r} cannot be found: {error}. Give module:name of a function at the top of a module."
-        ) from error
+    found = _named(target, "function")
     if not callable(found):
         raise InvalidOption(f"{target!r} is of type {type(found).__qualname__}, not a function.")
     return cast(Callable[..., object], found)
+
+
+def _named(target: str, noun: str) -> object:
+    module, _, name = target.partition(":")
+    try:
+        found: object = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidOption(
+            f"the {noun} {target!r} cannot be found on {platform.node()}: {error}. Give module:name of a name at the "
+            "top level of a module that Python can import there: install it, or ship it with Spark's "
+            "--py-files or spark.addArtifacts."
+        ) from error
+    return found
 
 
 def check_module(name: object) -> str:

@@ -56,11 +56,38 @@ def moment_field(path: str) -> Field[datetime | None]:
     return Field(lambda of: instant(ms) if (ms := read(of)) else None)
 
 
+class ExtrasFields:
+    """The fields of a job's extras that ``JobInfo``, ``JobContext`` and ``ClaimedJob`` share."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def _extras(self) -> Extras: ...
+
+    group = Field[str]("_extras.group")
+    """The key of the jobs that share its limits; empty if there is none."""
+    cost = Field[int]("_extras.cost")
+    """The tokens that it takes from the bucket of its group."""
+    stage = Field[str]("_extras.stage")
+    """The stage of the last ``Snooze`` or ``Suspend``, at which the job continues; empty before the first."""
+    scheduler = Field[str]("_extras.scheduler")
+    """The name of the scheduler that made it; empty if there is none."""
+    scheduled_for = moment_field("_extras.slot_ms")
+    """The slot of its scheduler, even if the job runs later."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers, for middleware and handlers."""
+        return self._extras.headers or {}
+
+
 _PLAIN: Final = ("text", "name", "number", "count", "flag", "time", "amounts")
 """The kinds of fields whose values JSON can hold, or that are times."""
 
 
-class JobInfo:
+class JobInfo(ExtrasFields):
     """A snapshot of a job, which does not change. ``raw`` is the record of the store.
 
     ``payload`` and ``result`` raise ``SerializationError`` if they cannot be decoded.
@@ -148,12 +175,6 @@ class JobInfo:
     worker = Field[str]("raw.worker")
     blocked_by = Field[str]("raw.blocked_by")
     """The obstacle of a blocked job: ``group``, ``children`` or ``signal``."""
-    group = Field[str]("_extras.group")
-    """The key of the jobs that share its limits; empty if there is none."""
-    cost = Field[int]("_extras.cost")
-    """The tokens that it takes from the bucket of its group."""
-    stage = Field[str]("_extras.stage")
-    """The stage of its next run; empty before the first stage."""
 
     @property
     def awaits(self) -> str:
@@ -172,16 +193,6 @@ class JobInfo:
         holds = self._extras.holds or {}
         return {consumer: timedelta(milliseconds=ms) for consumer, ms in holds.items()}
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Return the headers, for middleware and handlers."""
-        return self._extras.headers or {}
-
-    scheduler = Field[str]("_extras.scheduler")
-    """The name of the scheduler that made it; empty if there is none."""
-
-    scheduled_for = moment_field("_extras.slot_ms")
-    """The slot of its scheduler."""
     flow = Field[str]("_extras.flow")
     """Its flow; empty if there is none."""
 

@@ -27,6 +27,7 @@ from penstock.storage.values import Change, Held
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
+    from penstock.client.handle import JobHandle
     from penstock.core.job import Job
     from penstock.storage.contract import Storage
 
@@ -87,13 +88,25 @@ class JobVerbs:
         )
 
 
-class QueueJobVerbs:
-    """The verbs on jobs of a queue, which ``Queue`` inherits."""
+class QueuePart:
+    """A part of the methods of a queue. ``Queue`` inherits all parts."""
 
     _source: JobCodec
 
+    if TYPE_CHECKING:
+
+        def job(self, id: str) -> JobHandle[Any]: ...
+
+    @property
+    def name(self) -> str:
+        return self._source.queue
+
     async def _storage(self) -> Storage:
         return await self._source.app.connect()
+
+
+class QueueJobVerbs(QueuePart):
+    """The verbs on jobs of a queue."""
 
     async def cancel(self, *ids: str, rerun_only: bool = False) -> dict[str, CancelAnswer]:
         """Cancel jobs that have not started (``cancelled``), and ask active jobs to stop (``requested``).
@@ -103,20 +116,20 @@ class QueueJobVerbs:
         """
         storage = await self._storage()
         return await _by_id(
-            ids, lambda queue, chunk: storage.cancel(queue, chunk, rerun_only=rerun_only), self._source.queue
+            ids, lambda queue, chunk: storage.cancel(queue, chunk, rerun_only=rerun_only), self.name
         )
 
     async def retry(self, *ids: str) -> dict[str, RetryAnswer]:
         """Run failed and cancelled jobs again."""
-        return await _by_id(ids, (await self._storage()).retry, self._source.queue)
+        return await _by_id(ids, (await self._storage()).retry, self.name)
 
     async def promote(self, *ids: str) -> dict[str, PromoteAnswer]:
         """Make scheduled jobs due now."""
-        return await _by_id(ids, (await self._storage()).promote, self._source.queue)
+        return await _by_id(ids, (await self._storage()).promote, self.name)
 
     async def remove(self, *ids: str) -> dict[str, RemoveAnswer]:
         """Delete jobs, except active ones."""
-        return await _by_id(ids, (await self._storage()).remove, self._source.queue)
+        return await _by_id(ids, (await self._storage()).remove, self.name)
 
     async def signal(self, id: str, name: str, data: Any = None) -> SignalAnswer:
         """Send a signal to a job, with data that JSON can encode.
@@ -124,10 +137,7 @@ class QueueJobVerbs:
         ``resumed``: the job was suspended until this signal, and waits for a worker now. ``kept``: it was not; the
         signal is kept until the job waits for it. ``full``: the job has a hundred signals, so this one is not kept.
         """
-        id = check_id(id)
-        return await (await self._storage()).signal(
-            self._source.queue, id, check_signal(name), self._source.encode_signal(data)
-        )
+        return await self.job(id).signal(name, data)
 
     async def end_leases(self, *ids: str) -> dict[str, EndLeaseAnswer]:
         """Take active jobs back from their workers, as if their leases had expired.
@@ -136,7 +146,7 @@ class QueueJobVerbs:
         workers that are dead or hang.
         """
         storage = await self._storage()
-        return await _by_id(ids, lambda queue, chunk: end_leases(storage, queue, chunk), self._source.queue)
+        return await _by_id(ids, lambda queue, chunk: end_leases(storage, queue, chunk), self.name)
 
     async def change(
         self,
@@ -160,30 +170,28 @@ class QueueJobVerbs:
             result_ttl_ms=None if result_ttl is None else milliseconds(result_ttl, what="result_ttl"),
             failure_ttl_ms=None if failure_ttl is None else milliseconds(failure_ttl, what="failure_ttl"),
         )
-        return await (await self._storage()).change(self._source.queue, check_id(id), change)
+        return await (await self._storage()).change(self.name, check_id(id), change)
 
     async def dedup(self, key: str) -> str | None:
         """Return the id of the job that has a dedup key; ``None`` if the key is free."""
-        return await (await self._storage()).dedup_of(self._source.queue, check_dedup_key(key))
+        return await (await self._storage()).dedup_of(self.name, check_dedup_key(key))
 
     async def clear_dedup(self, key: str) -> bool:
         """Free a dedup key, so that the next job is enqueued. Return whether the key was taken."""
-        return await (await self._storage()).clear_dedup(self._source.queue, check_dedup_key(key))
+        return await (await self._storage()).clear_dedup(self.name, check_dedup_key(key))
 
     async def hold(self, consumer: str, *ids: str, ttl: Duration = "7d") -> dict[str, HoldAnswer]:
         """Keep finished jobs for a consumer until it releases them, at most for ``ttl`` after they finish."""
         storage, consumer = await self._storage(), check_consumer(consumer)
         ttl_ms = max(milliseconds(ttl, what="ttl"), 1)
         return await _by_id(
-            ids, lambda queue, chunk: storage.hold(queue, consumer, chunk, ttl_ms=ttl_ms), self._source.queue
+            ids, lambda queue, chunk: storage.hold(queue, consumer, chunk, ttl_ms=ttl_ms), self.name
         )
 
     async def release(self, consumer: str, *ids: str) -> dict[str, ReleaseAnswer]:
         """Release jobs that a consumer held; normal retention applies again."""
         storage, consumer = await self._storage(), check_consumer(consumer)
-        return await _by_id(
-            ids, lambda queue, chunk: storage.release(queue, consumer, chunk), self._source.queue
-        )
+        return await _by_id(ids, lambda queue, chunk: storage.release(queue, consumer, chunk), self.name)
 
 
 async def _by_id(

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from penstock.client.job_verbs import QueuePart
 from penstock.client.parsers import whole_number
 from penstock.core.limits import (
     EVERY_GROUP,
@@ -28,9 +29,7 @@ from penstock.errors import InvalidOption, StorageError
 from penstock.storage.values import Budget
 
 if TYPE_CHECKING:
-    from penstock.client.codec import JobCodec
     from penstock.core.limits import GroupState, LimitsOfQueue
-    from penstock.storage.contract import Storage
     from penstock.storage.values import Usage
 
 
@@ -111,13 +110,11 @@ BucketLike: TypeAlias = tuple[int, RateLike] | Bucket
 """The capacity and the refill rate: ``(100, "10/s")``."""
 
 
-class QueueLimits:
-    """The limits of a queue and its groups, which ``Queue`` inherits; see docs/limits.md.
+class QueueLimits(QueuePart):
+    """The limits of a queue and its groups; see docs/limits.md.
 
     Every method raises ``StorageError`` if the store does not answer.
     """
-
-    _source: JobCodec
 
     async def limit(
         self,
@@ -140,29 +137,29 @@ class QueueLimits:
             _check_for_queue(changes)
         storage = await self._storage()
         for _ in range(_TRIES):
-            known = (await storage.limits(self._source.queue)).get(key)
+            known = (await storage.limits(self.name)).get(key)
             limit = replace(known or Limit(), **changes)
             is_gone = group is None and limit == Limit()
-            if await storage.limit(self._source.queue, key, None if is_gone else limit, expected=known):
+            if await storage.limit(self.name, key, None if is_gone else limit, expected=known):
                 return limit
         raise StorageError(
-            f"the limit of queue {self._source.queue!r} was not set: other clients changed it {_TRIES} times "
+            f"the limit of queue {self.name!r} was not set: other clients changed it {_TRIES} times "
             "in the meantime. Call limit() again."
         )
 
     async def unlimit(self, *, group: str | None = None) -> None:
         """Remove a limit. A group without its own limit has that of ``"*"``, if any."""
-        await (await self._storage()).limit(self._source.queue, _key(group), None)
+        await (await self._storage()).limit(self.name, _key(group), None)
 
     async def limits(self) -> LimitsOfQueue:
         """Return the limits by group: ``""`` is the queue, ``"*"`` is every group without its own limit."""
-        return await (await self._storage()).limits(self._source.queue)
+        return await (await self._storage()).limits(self.name)
 
     async def groups(self) -> AsyncGenerator[GroupState, None]:
         """Yield the groups that have jobs, are paused, or have recent starts that count towards a rate."""
         storage, cursor = await self._storage(), ""
         while True:
-            page = await storage.groups(self._source.queue, cursor=cursor)
+            page = await storage.groups(self.name, cursor=cursor)
             for group in page.groups:
                 yield group
             cursor = page.cursor
@@ -183,14 +180,11 @@ class QueueLimits:
                     f"duration must be longer than 0, got {shown(duration)}. Leave it out to pause until resume()."
                 )
         storage = await self._storage()
-        await storage.pause(self._source.queue, group=_one_group(group), duration_ms=duration_ms)
+        await storage.pause(self.name, group=_one_group(group), duration_ms=duration_ms)
 
     async def resume(self, *, group: str | None = None) -> None:
         """End a pause, including one that ``RateLimited`` started."""
-        await (await self._storage()).resume(self._source.queue, group=_one_group(group))
-
-    async def _storage(self) -> Storage:
-        return await self._source.app.connect()
+        await (await self._storage()).resume(self.name, group=_one_group(group))
 
 
 def _one_group(group: str | None) -> str:

@@ -163,13 +163,26 @@ class SharedOptions(JobPolicy, total=False):
     wait: Duration | None
 
 
+class RunOptions(SharedOptions, total=False):
+    """The options of tasks and handlers about runs and encodings. ``TaskOptions`` explains them."""
+
+    retry_on: RetryOn
+    give_up_on: ErrorRule | Sequence[ErrorRule]
+    runner: Literal["auto", "async", "thread", "process", "sandbox"]
+    memory: Size | None
+    cpu_time: Duration | None
+    serde: str | Serde
+    result_serde: str | Serde
+    takes_context: bool
+
+
 class DefaultOptions(SharedOptions, total=False):
     """The defaults of an app for its jobs and calls. The nearest wins: ``task.options(...)``, task, app."""
 
     priority: int
 
 
-class TaskOptions(SharedOptions, total=False):
+class TaskOptions(RunOptions, total=False):
     """The options of ``@app.task`` besides the name and the queue.
 
     - ``group``, ``cost``, ``priority``, ``dedup``, ``deadline``: as for a job, or computed from its arguments: by a
@@ -191,44 +204,30 @@ class TaskOptions(SharedOptions, total=False):
     dedup: Dedup | str | Callable[..., Dedup | str | None] | None
     unique: bool | str | Sequence[str] | Unique
     deadline: Duration | Callable[..., datetime | Duration | None] | None
-    retry_on: RetryOn
-    give_up_on: ErrorRule | Sequence[ErrorRule]
-    runner: Literal["auto", "async", "thread", "process", "sandbox"]
-    memory: Size | None
-    cpu_time: Duration | None
-    serde: str | Serde
-    result_serde: str | Serde
-    takes_context: bool
 
 
-class HandlerOptions(DefaultOptions, total=False):
+class HandlerOptions(RunOptions, total=False):
     """The options of ``@app.handler``: those of an app, and of ``@app.task`` except rules. See ``TaskOptions``."""
 
-    retry_on: RetryOn
-    give_up_on: ErrorRule | Sequence[ErrorRule]
-    runner: Literal["auto", "async", "thread", "process", "sandbox"]
-    memory: Size | None
-    cpu_time: Duration | None
-    serde: str | Serde
-    result_serde: str | Serde
-    takes_context: bool
+    priority: int
 
 
-class BatchHandlerOptions(HandlerOptions, total=False):
+class Batches(TypedDict, total=False):
+    """The options of a function that takes a list, the items of several jobs. ``BatchOptions`` explains them."""
+
+    batch: Required[int]
+    batch_wait: Duration
+
+
+class BatchHandlerOptions(HandlerOptions, Batches, total=False):
     """The options of an ``@app.handler`` that takes a list of payloads. See ``BatchOptions``."""
 
-    batch: Required[int]
-    batch_wait: Duration
 
-
-class BatchOptions(TaskOptions, total=False):
+class BatchOptions(TaskOptions, Batches, total=False):
     """The options of a task whose function takes a list: the items of up to ``batch`` jobs.
 
-    The function is called at most ``batch_wait`` (default: 100 ms) after the first job is claimed. See ``batching``.
+    The function is called at most ``batch_wait`` (default: 100 ms) after the first job is claimed. See ``decorators``.
     """
-
-    batch: Required[int]
-    batch_wait: Duration
 
 
 # Each option with the field of ``core.job`` that it sets, and its parser.

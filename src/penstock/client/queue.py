@@ -47,8 +47,6 @@ from penstock.errors import InvalidInput, InvalidOption, StorageError
 from penstock.storage.values import Settlement, Take
 
 if TYPE_CHECKING:
-    from penstock.client.app import App
-    from penstock.client.codec import Serde
     from penstock.client.rules import Rules
     from penstock.client.session import Session
     from penstock.storage.contract import Storage
@@ -142,28 +140,8 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
 
     hints_for = "queue"
 
-    def __init__(
-        self,
-        app: App,
-        name: str,
-        *,
-        serde: Serde,
-        result_serde: Serde,
-        payload_type: Any,
-        result_type: Any,
-        defaults: Options,
-        fields: Mapping[str, Any],
-    ) -> None:
-        self._source = JobCodec(
-            app,
-            name,
-            serde=serde,
-            result_serde=result_serde,
-            payload_type=payload_type,
-            result_type=result_type,
-        )
-        self._defaults = defaults
-        self._fields = fields
+    def __init__(self, source: JobCodec) -> None:
+        self._source = source
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
@@ -329,11 +307,11 @@ class Queue(Hinting, QueueAdmin, QueueSteps, QueueSchedulers):
     def _parse(self, task: str, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         refuse_unknown(options, JOB, where=f"queue {shown(self.name)}")
         handler = None if task else self._source.app.handlers.get(self.name)
-        base = self._defaults if handler is None else handler.defaults
+        base = self._source.app.defaults if handler is None else handler.defaults
         policy = self._source.app.with_policy(base, options)
         if task:
             policy = replace(policy, task=check_task(task))
-        return policy, placed(self._fields if handler is None else handler.fields, options)
+        return policy, placed(self._source.app.fields if handler is None else handler.fields, options)
 
     def _claiming(self, lease: Duration, wait: Duration | None, worker: str | None) -> Claiming:
         lease_ms = milliseconds(lease, what="lease")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from penstock.client.firing import job_of_slot
 from penstock.client.handle import JobHandle
 from penstock.client.info import Field, moment_field
+from penstock.client.job_verbs import QueuePart
 from penstock.client.options import refuse_unknown
 from penstock.client.parsers import epoch_ms, whole_number
 from penstock.client.situation import instant
@@ -37,7 +38,6 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.storage.values import NewScheduler
 
 if TYPE_CHECKING:
-    from penstock.client.codec import JobCodec
     from penstock.client.queue import Queue
     from penstock.storage.contract import Storage
     from penstock.storage.values import Scheduler
@@ -298,54 +298,53 @@ def _log_replaced(before: SchedulerInfo, now: SchedulerInfo) -> None:
     )
 
 
-class QueueSchedulers:
+class QueueSchedulers(QueuePart):
     """The scheduler methods of ``Queue``."""
-
-    _source: JobCodec
 
     async def schedulers(self) -> list[SchedulerInfo]:
         """Return the schedulers of this queue, sorted by name."""
-        storage, queue = await self._source.app.connect(), self._source.queue
-        return [SchedulerInfo(queue, raw) for raw in (await storage.schedulers(queue)).schedulers]
+        found = await (await self._storage()).schedulers(self.name)
+        return [SchedulerInfo(self.name, raw) for raw in found.schedulers]
 
     async def scheduler(self, name: str) -> SchedulerInfo | None:
         """Return the scheduler with that name, or ``None``."""
-        storage, queue = await self._source.app.connect(), self._source.queue
-        found = (await storage.schedulers(queue, [check_scheduler(name)])).schedulers
-        return SchedulerInfo(queue, found[0]) if found else None
+        found, _ = await self._scheduler(name)
+        return found
 
     async def pause_scheduler(self, name: str) -> bool:
         """Pause a scheduler, and return whether it exists. Jobs that are already enqueued run."""
-        storage = await self._source.app.connect()
-        return await storage.pause_scheduler(self._source.queue, check_scheduler(name))
+        return await (await self._storage()).pause_scheduler(self.name, check_scheduler(name))
 
     async def resume_scheduler(self, name: str) -> bool:
         """Resume a scheduler, and return whether it exists. Slots of the pause are skipped, whatever ``missed`` is."""
-        storage, queue = await self._source.app.connect(), self._source.queue
-        found = await storage.schedulers(queue, [check_scheduler(name)])
-        if not found.schedulers:
+        found, now_ms = await self._scheduler(name)
+        if found is None:
             return False
-        schedule = unpack_spec(found.schedulers[0].spec).schedule
+        schedule = found.spec.schedule
         is_repeating = isinstance(schedule.timing, AfterCompletion)
-        next_ms = None if is_repeating else schedule.next_after(found.now_ms) or 0
-        return await storage.resume_scheduler(queue, name, next_ms=next_ms)
+        next_ms = None if is_repeating else schedule.next_after(now_ms) or 0
+        return await (await self._storage()).resume_scheduler(self.name, name, next_ms=next_ms)
 
     async def remove_scheduler(self, name: str) -> bool:
         """Remove a scheduler, and return whether it existed. Its jobs stay."""
-        storage = await self._source.app.connect()
-        return await storage.remove_scheduler(self._source.queue, check_scheduler(name))
+        return await (await self._storage()).remove_scheduler(self.name, check_scheduler(name))
 
     async def fire_now(self, name: str) -> JobHandle[Any]:
         """Enqueue one extra job of a scheduler, even if it is paused. Its ``limit`` does not count it.
 
         Raises ``InvalidOption`` if the queue does not have that scheduler.
         """
-        storage, queue = await self._source.app.connect(), self._source.queue
-        found = await storage.schedulers(queue, [check_scheduler(name)])
-        if not found.schedulers:
+        found, now_ms = await self._scheduler(name)
+        if found is None:
             raise InvalidOption(
-                f"queue {shown(queue)} has no scheduler {shown(name)}. See queue.schedulers()."
+                f"queue {shown(self.name)} has no scheduler {shown(name)}. See queue.schedulers()."
             )
-        job = job_of_slot(unpack_spec(found.schedulers[0].spec), name, found.now_ms)
-        answer = await (await self._source.app.session()).enqueue(queue, job)
+        session = await self._source.app.session()
+        answer = await session.enqueue(self.name, job_of_slot(found.spec, name, now_ms))
         return JobHandle(self._source, answer.id, answer)
+
+    async def _scheduler(self, name: str) -> tuple[SchedulerInfo | None, int]:
+        """Return the scheduler with that name, and the time of the store."""
+        found = await (await self._storage()).schedulers(self.name, [check_scheduler(name)])
+        info = SchedulerInfo(self.name, found.schedulers[0]) if found.schedulers else None
+        return info, found.now_ms

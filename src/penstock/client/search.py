@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.client.hints import SAME_STATE
 from penstock.client.info import JobInfo
+from penstock.client.job_verbs import QueuePart
 from penstock.client.options import refuse_unknown
 from penstock.client.parsers import epoch_ms, whole_number
 from penstock.core.lifecycle import TERMINAL, State
@@ -19,8 +20,6 @@ from penstock.errors import InvalidOption, SerializationError
 from penstock.storage.values import Query
 
 if TYPE_CHECKING:
-    from penstock.client.codec import JobCodec
-    from penstock.storage.contract import Storage
     from penstock.storage.values import Bulk
 
 
@@ -67,10 +66,8 @@ class SearchPage(msgspec.Struct, frozen=True):
     cursor: str = ""
 
 
-class Searching:
-    """The searches of a queue, which ``QueueAdmin`` inherits."""
-
-    _source: JobCodec
+class Searching(QueuePart):
+    """The searches of a queue."""
 
     async def search(
         self,
@@ -105,7 +102,7 @@ class Searching:
         """Return at most ``wanted`` of the next jobs that match."""
         storage, at_once = await self._storage(), max(wanted, _AT_ONCE)
         while True:
-            page = await storage.search(self._source.queue, query, cursor=cursor, limit=at_once, scan=scan)
+            page = await storage.search(self.name, query, cursor=cursor, limit=at_once, scan=scan)
             places = [at for at, job in enumerate(page.jobs) if fits(JobInfo(self._source, job))]
             if len(places) <= wanted:
                 jobs = [JobInfo(self._source, page.jobs[at]) for at in places]
@@ -115,7 +112,7 @@ class Searching:
 
     async def errors(self) -> dict[str, int]:
         """Return the number of failed jobs by error class, the most frequent first."""
-        counts = await (await self._storage()).errors(self._source.queue)
+        counts = await (await self._storage()).errors(self.name)
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     async def retry_all(self, *, limit: int | None = None, **filters: Unpack[Filters]) -> int:
@@ -123,7 +120,7 @@ class Searching:
 
         A job that fails again in the meantime is not retried twice.
         """
-        storage, queue = await self._storage(), self._source.queue
+        storage, queue = await self._storage(), self.name
         if not filters:
             return await to_the_end(
                 lambda cursor, most: storage.retry_all(queue, limit=most, cursor=cursor), limit=limit
@@ -146,7 +143,7 @@ class Searching:
             raise InvalidOption(
                 "active jobs cannot be removed. Cancel them, and remove them when they have finished."
             )
-        storage, queue = await self._storage(), self._source.queue
+        storage, queue = await self._storage(), self.name
 
         async def remove(ids: list[str]) -> int:
             return (await storage.remove(queue, ids)).count("removed")
@@ -168,7 +165,7 @@ class Searching:
         query, fits = _parsed(state, filters)
         storage, cursor, began_ms = await self._storage(), "", 0
         while True:
-            page = await storage.search(self._source.queue, query, cursor=cursor, limit=_AT_ONCE)
+            page = await storage.search(self.name, query, cursor=cursor, limit=_AT_ONCE)
             began_ms = began_ms or page.now_ms
             jobs = [job for job in page.jobs if max(job.finished_at_ms, job.enqueued_at_ms) <= began_ms]
             ids = [job.id for job in jobs if fits(JobInfo(self._source, job))]
@@ -177,9 +174,6 @@ class Searching:
             if not page.cursor:
                 return
             cursor = page.cursor
-
-    async def _storage(self) -> Storage:
-        return await self._source.app.connect()
 
 
 def as_state(state: Any) -> State:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from penstock.client.job_verbs import QueuePart
 from penstock.client.situation import instant
 from penstock.core.job import Conflict, NewJob
 from penstock.core.lifecycle import ResetAnswer
@@ -122,12 +123,8 @@ class JobSteps:
         return type(self)(source, new.id)
 
 
-class QueueSteps:
-    """The steps of the jobs of a queue, which ``Queue`` inherits."""
-
-    if TYPE_CHECKING:
-
-        def job(self, id: str) -> JobHandle[Any]: ...
+class QueueSteps(QueuePart):
+    """The steps of the jobs of a queue."""
 
     async def steps(self, id: str) -> list[StepInfo]:
         """Return the recorded steps of a job; see ``JobHandle.steps``."""

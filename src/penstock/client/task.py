@@ -22,13 +22,14 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock import client
-from penstock.client.codec import JobCodec, Raw, too_large
-from penstock.client.decorators import Batching
-from penstock.client.execution import Runner
+from penstock.client.codec import JobCodec, Raw, resolve_serde, too_large
+from penstock.client.definition import signature_of
+from penstock.client.execution import resolve_limits, resolve_retries, resolve_runner
 from penstock.client.handle import JobHandle, call, enqueue_many
 from penstock.client.hints import SAME_OPTION, Hinting
 from penstock.client.options import (
     DISPATCH,
+    PLACEMENT,
     TIMES,
     DispatchOptions,
     overridden,
@@ -36,20 +37,15 @@ from penstock.client.options import (
     refuse_unknown,
 )
 from penstock.client.parsers import check_wait, listed
-from penstock.client.rules import Rules
-from penstock.client.signature import Signature
-from penstock.core.command import SandboxLimits
+from penstock.client.rules import Rules, task_rules
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue, uuid7
-from penstock.core.retry import RetryRules
 from penstock.core.schedule import When
 from penstock.core.text import shown
-from penstock.core.units import Duration
 from penstock.errors import InvalidInput, InvalidOption
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.client.codec import Serde
     from penstock.client.schedules import SchedulerInfo
 
 
@@ -137,7 +133,7 @@ class Dispatch(Hinting, Generic[P, R]):
         self.task = task
         self.given = given
         """What ``options(...)`` set."""
-        self.rules = rules
+        self.rules = rules if rules is not None and rules.computed else None
         """The rules of the task that apply beside these options, and depend on arguments."""
         self._source = source
         self._options = options
@@ -150,14 +146,13 @@ class Dispatch(Hinting, Generic[P, R]):
         check_wait(options.get("wait"))
         given = overridden(self.given, options)
         queue, task = options.get("queue"), self.task
-        rules = task.rules_beside(given)
         return Dispatch(
             task,
             self._source if queue is None else self._source.on(check_queue(queue)),
             task.app.with_policy(task.defaults, given),
             placed(task.fields, given),
             given,
-            rules=rules if rules is not None and rules.computed else None,
+            rules=task.rules_beside(given),
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -242,17 +237,17 @@ class Dispatch(Hinting, Generic[P, R]):
             _refuse_times(self.given, task, method)
         if len(payload) > self._max_payload:
             raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
+        if self.rules is None and not self._fields:
+            return NewJob(uuid7(), payload, self._options)
         return self._place(payload)
 
     def _place(self, payload: bytes) -> NewJob:
         fields = self._fields
         if self.rules is not None:
             fields = placed(fields, self.rules.options(payload, self.task.serde))
-        if not fields:
-            return NewJob(uuid7(), payload, self._options)
-        if "id" in fields:
-            return NewJob(payload=payload, options=self._options, **fields)
-        return NewJob(uuid7(), payload, self._options, **fields)
+        if "id" not in fields:
+            fields = {**fields, "id": uuid7()}
+        return NewJob(payload=payload, options=self._options, **fields)
 
     def _new_jobs(self, specs: Iterable[JobSpec[R]]) -> list[NewJob]:
         if "id" in self.given:
@@ -307,44 +302,44 @@ class Task(Dispatch[P, R]):
         self,
         app: App,
         func: Callable[..., Any],
-        *,
         name: str,
         queue: str,
-        runner: Runner,
-        limits: SandboxLimits,
-        serde: Serde,
-        result_serde: Serde,
-        signature: Signature,
-        defaults: Options,
-        fields: Mapping[str, Any],
-        batching: Batching | None = None,
-        retries: RetryRules | None = None,
-        wait: Duration | None = None,
-        rules: Rules | None = None,
+        given: Mapping[str, Any],
+        *,
+        takes_payload: bool = False,
     ) -> None:
-        source = JobCodec(
-            app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
-        )
-        super().__init__(
-            self, source, defaults, fields, {}, rules=rules if rules is not None and rules.computed else None
-        )
+        """Define a task with the options ``given``. With ``takes_payload`` its jobs have no task, and its parameter is
+        the payload: it is a handler.
+
+        Raises:
+            InvalidOption: an invalid value, or a function that does not suit its options.
+        """
         update_wrapper(self, func)
         self.app = app
         self.func = func
         self.name = name
         self.queue = queue
-        self.runner = runner
-        self.limits = limits
-        self.serde = serde
-        self.result_serde = result_serde
-        self.signature = signature
-        self.defaults = defaults
-        self.fields = fields
-        self.batching = batching
-        self.retries = retries
-        self.declared_rules = rules
-        self.wait = wait
-        self.source = source
+        self.runner = resolve_runner(name, func, given.get("runner", "auto"))
+        self.limits = resolve_limits(name, self.runner, given)
+        self.retries = resolve_retries(f"task {shown(name)}", given.get("retry_on"), given.get("give_up_on"))
+        self.wait = check_wait(given.get("wait", app.wait))
+        self.serde = app.serde if "serde" not in given else resolve_serde(given["serde"])
+        result_serde = app.result_serde if "serde" not in given else self.serde
+        self.result_serde = resolve_serde(given.get("result_serde", result_serde))
+        self.signature, self.batching = signature_of(
+            func, name, given, runner=self.runner, takes_payload=takes_payload
+        )
+        self.declared_rules = None if takes_payload else task_rules(name, given, self.signature)
+        self.defaults = app.with_policy(replace(app.defaults, task="" if takes_payload else name), given)
+        self.fields = placed(app.fields, _fixed(given, self.declared_rules))
+        self.source = JobCodec(
+            app,
+            queue,
+            serde=self.serde,
+            result_serde=self.result_serde,
+            result_type=self.signature.result_type,
+        )
+        super().__init__(self, self.source, self.defaults, self.fields, {}, rules=self.rules_beside({}))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function here and now; no queue is involved."""
@@ -376,6 +371,13 @@ class FunctionTask(Task[P, R], Generic[P, R, Q, C]):
         """Run the function here and now; no queue is involved."""
         returned: C = self.func(*args, **kwargs)
         return returned
+
+
+def _fixed(given: Mapping[str, Any], rules: Rules | None) -> dict[str, Any]:
+    """Return the placement options of a task that are the same for all its jobs."""
+    ruled = frozenset() if rules is None else rules.given.keys()
+    fixed = {key: value for key, value in given.items() if key in PLACEMENT and key not in ruled}
+    return fixed if rules is None else {**fixed, **rules.constants}
 
 
 def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any], method: str) -> None:

@@ -106,50 +106,40 @@ def _text(what: str, value: str) -> str:
     raise _refused(what, value, _ID_RULE)
 
 
-def check_queue(value: str) -> str:
-    """Return ``value`` if it is a valid queue name."""
-    if type(value) is str and _place(value):
-        return value
-    return _checked("queue name", value, _place, _PLACE_RULE)
+def _checker(what: str, allowed: _Rule, rule: str) -> Callable[[str], str]:
+    """Return a function that returns its argument if it is a valid name, or raises ``InvalidName``."""
+
+    def check(value: str) -> str:
+        if type(value) is str and allowed(value):
+            return value
+        plain = _plain(what, value, rule)
+        if allowed(plain):
+            return plain
+        raise _refused(what, value, rule)
+
+    return check
 
 
-def check_namespace(value: str) -> str:
-    """Return ``value`` if it is a valid namespace."""
-    return _checked("namespace", value, _place, _PLACE_RULE)
-
-
-def check_task(value: str) -> str:
-    """Return ``value`` if it is a valid task name."""
-    if type(value) is str and _task(value):
-        return value
-    return _checked("task name", value, _task, _TASK_RULE)
-
-
-def check_signal(value: str) -> str:
-    """Return ``value`` if it is a valid signal name."""
-    return _checked("signal name", value, _task, _TASK_RULE)
+check_queue: Final = _checker("queue name", _place, _PLACE_RULE)
+check_namespace: Final = _checker("namespace", _place, _PLACE_RULE)
+check_task: Final = _checker("task name", _task, _TASK_RULE)
+check_signal: Final = _checker("signal name", _task, _TASK_RULE)
+check_step: Final = _checker("step name", _task, _TASK_RULE)
+check_consumer: Final = _checker("consumer name", _worker, _WORKER_RULE)
+"""Checks the name of a reader of the event log."""
+check_worker: Final = _checker("worker name", _worker, _WORKER_RULE)
 
 
 def check_stage(value: str | None) -> str | None:
     """Return ``value`` if it is a valid stage name. ``None`` and the empty name stand for the beginning of a job."""
     if value is None or value == "":
         return value
-    plain = _plain("stage", value, _ID_RULE)
-    if plain.isprintable() and len(plain) <= _LONGEST and plain == plain.strip():
-        return plain
-    raise _refused("stage", value, _ID_RULE)
+    return _text("stage", value)
 
 
 _MOST_STEP_NAMES: Final = 1024
 _step_names: Final[set[str]] = set()
 """Names that have been checked."""
-
-
-def check_step(value: str) -> str:
-    """Return ``value`` if it is a valid name of a durable step."""
-    if type(value) is str and _task(value):
-        return value
-    return _checked("step name", value, _task, _TASK_RULE)
 
 
 def step_name(name: str, key: str | int | None) -> str:
@@ -167,23 +157,6 @@ def step_name(name: str, key: str | int | None) -> str:
             f"{_LONGEST - 2} characters together."
         )
     return whole
-
-
-def check_consumer(value: str) -> str:
-    """Return ``value`` if it is a valid name of a reader of the event log."""
-    return _checked("consumer name", value, _worker, _WORKER_RULE)
-
-
-def check_worker(value: str) -> str:
-    """Return ``value`` if it is a valid worker name."""
-    return _checked("worker name", value, _worker, _WORKER_RULE)
-
-
-def _checked(what: str, value: object, allowed: _Rule, rule: str) -> str:
-    plain = _plain(what, value, rule)
-    if allowed(plain):
-        return plain
-    raise _refused(what, value, rule)
 
 
 def _plain(what: str, value: object, rule: str) -> str:
