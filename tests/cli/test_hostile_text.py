@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import Extras, NewJob, Options
+from penstock.core.job import Extras, Lease, NewJob, Options
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.core.schedule import Every, Schedule, ScheduleSpec, pack_spec
+from penstock.core.step import NewStep
 from penstock.storage import open_storage
 from penstock.storage.contract import Storage
 from penstock.storage.values import NewScheduler, Report, Settlement, Take
@@ -46,7 +47,7 @@ LINES: dict[str, list[list[str]]] = {
         ["enqueue", "-k", "-f", "lines"],
     ],
     "list": [["list"], ["list", "--json"], ["list", "failed", "--task", "\x1b[2J"]],
-    "show": [["show", "failed"], ["show", "failed", "--traceback"], ["show", "active"], ["show", "\x1b[2J"]],
+    "show": [["show", "failed"], ["show", "failed", "--traceback"], ["show", "active"], ["show", "active", "--json"], ["show", "\x1b[2J"]],
     "why": [["why", "failed"], ["why", "active"], ["why", "active", "--json"], ["why", "cmd"], ["why", "\x1b[2J"]],
     "logs": [["logs", "active"], ["logs", "active", "--json"], ["logs", "\x1b[2J"]],
     "wait": [["wait", "failed", "completed"], ["wait", "failed", "--json"], ["wait", "\x1b[2J"]],
@@ -125,11 +126,12 @@ async def fill(storage: Storage) -> None:
     [lease] = (await storage.claim("default", Take(f"worker{EVIL}", 1, 3_600_000))).leases
     progress = json.dumps({"at": EVIL}).encode()
     await storage.report("default", [Report(lease.id, lease.token, progress, (f"line {EVIL}",))])
+    failure = Failure(f"Error{EVIL}", f"message {EVIL}\nstate     completed", f"Traceback {EVIL}")
+    await storage.record_steps("default", _steps(lease, failure))
     info = {"host": EVIL, "state": EVIL, "queues": [EVIL], "running": [EVIL], "pid": 1}
     await storage.extend(
         "default", [], worker=f"worker{EVIL}", lease_ms=60_000, info=json.dumps(info).encode()
     )
-    failure = Failure(f"Error{EVIL}", f"message {EVIL}\nstate     completed", f"Traceback {EVIL}")
     for id, outcome in (("failed", Fail(failure, final=True)), ("completed", Complete(payload))):
         await storage.enqueue("default", [NewJob(id, payload, tasks)])
         [lease] = (await storage.claim("default", Take(f"worker{EVIL}", 1, 3_600_000))).leases
@@ -140,6 +142,21 @@ async def fill(storage: Storage) -> None:
     await storage.put_scheduler("default", NewScheduler(EVIL, pack_spec(spec), 4_000_000_000_000))
     command = json.dumps({"command": f"echo '{EVIL.replace(chr(0), '')}'; exit 3"}).encode()
     await storage.enqueue("commands", [NewJob("cmd", command, Options(task=COMMAND_TASK, attempts=1))])
+
+
+def _steps(lease: Lease, failure: Failure) -> list[NewStep]:
+    """A step in every state. The last one is under way, as a stall would name it."""
+    return [
+        NewStep(
+            lease.id, lease.token, f"done{EVIL}", result=json.dumps(EVIL).encode(), arguments=EVIL.encode()
+        ),
+        NewStep(lease.id, lease.token, f"failed{EVIL}", "failed", failures=1, failure=failure),
+        NewStep(
+            lease.id, lease.token, f"retrying{EVIL}", "retrying", failures=1, failure=failure, delay_ms=60_000
+        ),
+        NewStep(lease.id, lease.token, f"waiting{EVIL}", "waiting"),
+        NewStep(lease.id, lease.token, f"started{EVIL}", "started"),
+    ]
 
 
 @pytest.fixture
@@ -207,6 +224,8 @@ def test_at_a_terminal(hostile: Shell, colours: bool) -> None:
         assert ("\x1b[3" in terminal.raw) == colours
         outputs = check(text)
     assert f"line {ESCAPED}" in "".join(outputs)
+    for state in ("done", "failed", "retrying", "waiting", "started"):
+        assert f"{state}{ESCAPED}" in "".join(outputs)
 
 
 def test_the_log_of_a_job_is_printed_as_it_is_if_asked_for(hostile: Shell) -> None:
