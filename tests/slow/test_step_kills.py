@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -41,19 +41,45 @@ def live(store_url: str, journal: Path, boundary: str, count: int) -> int:
     ).returncode
 
 
-def check_journal(lines: list[str]) -> int:
-    """No step ran after its record was acknowledged. Return how often one ran again because it was not recorded."""
-    recorded: set[tuple[str, str]] = set()
-    ran: Counter[tuple[str, str]] = Counter()
+Place = tuple[str, int]
+"""The id of a job, and the number of its step."""
+
+
+def check_journal(lines: list[str], records: list[tuple[Place, int]]) -> int:
+    """No step ran after the store had recorded it. Return how often one ran again because it was not recorded.
+
+    Each effect is written with the token of its lease, before the step returns, and so before the store can have its
+    record. ``records`` are the store's, each with the token of the lease that wrote it. Tokens rise, so the effect of
+    that lease must be the last one.
+    """
+    ran: defaultdict[Place, list[int]] = defaultdict(list)
     for line in lines:
-        what, step, job = line.split()
-        if what == "recorded":
-            recorded.add((job, step))
-        elif what == "ran":
-            assert (job, step) not in recorded, f"step {step} of {job} ran after it had been recorded"
-            ran[job, step] += 1
-    assert len(ran) == JOBS * STEPS
-    return sum(count - 1 for count in ran.values())
+        what, step, job, lease = line.split()
+        if what == "ran":
+            ran[job, int(step)].append(int(lease))
+    recorded = dict(records)
+    assert len(recorded) == len(records), "a step was recorded twice"
+    assert recorded.keys() == ran.keys()
+    for place, token in recorded.items():
+        assert ran[place][-1] == token, f"{place} was recorded by lease {token}, and ran in {ran[place]}"
+        assert ran[place].count(token) == 1, f"{place} ran twice in lease {token}"
+        assert ran[place] == sorted(ran[place])
+    return sum(len(tokens) - 1 for tokens in ran.values())
+
+
+def test_the_check_sees_a_step_that_runs_after_its_record() -> None:
+    first, again = "ran 0 j 7", "ran 0 j 9"
+    assert check_journal([first, again], [(("j", 0), 9)]) == 1
+    for lines, records in (
+        ([first, again], [(("j", 0), 7)]),
+        ([first, first], [(("j", 0), 7)]),
+        ([first], [(("j", 0), 9)]),
+        ([first], [(("j", 0), 7), (("j", 0), 7)]),
+        ([first], []),
+        ([], [(("j", 0), 7)]),
+    ):
+        with pytest.raises(AssertionError):
+            check_journal(lines, records)
 
 
 async def test_no_recorded_step_runs_again_whenever_the_worker_dies(store_url: str, tmp_path: Path) -> None:
@@ -70,17 +96,17 @@ async def test_no_recorded_step_runs_again_whenever_the_worker_dies(store_url: s
             assert live(store_url, journal, boundary, chance.randint(1, 25)) == -signal.SIGKILL
         assert live(store_url, journal, "", 0) == 0
 
-        again = check_journal(journal.read_text().splitlines())
+        records: list[tuple[Place, int]] = []
+        async for event in queue.events(types="recorded", follow=False):
+            data = json.loads(event.data)
+            assert data["status"] in ("completed", "started")
+            if data["status"] == "completed":
+                records.append(((event.id, int(data["step"][4:-1])), event.token))
+        assert len(records) == JOBS * STEPS
+        again = check_journal(journal.read_text().splitlines(), records)
         # A worker that dies between effect and record has to run the step again: at most its 20 jobs each.
         assert again <= len(deaths) * 20
         assert (await queue.counts()).completed == JOBS
-        recorded: Counter[tuple[str, str]] = Counter()
-        async for event in queue.events(types="recorded", follow=False):
-            data = json.loads(event.data)
-            assert data["status"] == "completed"
-            recorded[event.id, data["step"]] += 1
-        assert len(recorded) == JOBS * STEPS
-        assert set(recorded.values()) == {1}
         async for job in queue.list_jobs("completed"):
             assert await app.job(job.ref).result() == [f"{job.id}:{n}" for n in range(STEPS)]
         assert not any((await queue.check()).problems.values())
