@@ -22,13 +22,18 @@ pytestmark = pytest.mark.timeout(400)
 SMALL = ("--cores", "2", "--memory", "1g")
 TASKS = """
 import asyncio
+from itertools import count
+from pathlib import Path
 from penstock import App
 
 app = App("sqlite:///elsewhere.db")
+calls = count()
 
 @app.task(queue="slow", attempts=1)
 async def slow(n: int) -> int:
-    await asyncio.sleep(0.2)
+    if next(calls) >= 20:
+        while not (Path(__file__).parent / "interrupted").exists():
+            await asyncio.sleep(0.02)
     return n
 
 @app.task(queue="stuck", attempts=1)
@@ -88,6 +93,7 @@ def test_ctrl_c_ends_a_run_with_its_results_kept_and_no_process_left(penstock: S
             until(lambda: store.run(store.storage.counts("slow")).completed >= 10, seconds=120)
         terminal.press("\x03")
         terminal.read_until("stopping: interrupted", seconds=60)
+        (penstock.folder / "interrupted").touch()
         assert terminal.wait(seconds=120) == 130
         assert alive(terminal.process.pid) == []
     with Store(url) as store:

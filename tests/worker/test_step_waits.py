@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import App, JobContext, JobFailed
-from tests.worker.conftest import working
+from tests.worker.conftest import until, working
 
 
 class Boom(Exception):
@@ -72,12 +72,12 @@ async def test_a_wait_times_out_in_every_run(app: App) -> None:
 async def test_a_suspension_first_records_the_steps_under_way(app: App, how: str) -> None:
     ran: list[str] = []
 
-    async def slow(name: str) -> str:
-        ran.append(name)
-        await asyncio.sleep(0.05)
-        return name
-
     async def two(context: JobContext) -> list[str]:
+        async def slow(name: str) -> str:
+            ran.append(name)
+            await until(lambda: context.steps._waits)
+            return name
+
         return [await context.step("a", slow, "a"), await context.step("b", slow, "b")]
 
     @app.task(attempts=1)

@@ -7,10 +7,14 @@ import gc
 from concurrent.futures import Future
 from typing import Any, cast
 
+import pytest
+
 from penstock.errors import StorageError
 from penstock.worker.context import JobContext
 from penstock.worker.reporter import JobUpdate, Receipt
+from penstock.worker.runners import command
 from penstock.worker.runners.command import LogTail
+from tests.worker.conftest import until
 
 
 class Log:
@@ -69,14 +73,16 @@ async def test_a_line_without_an_end_is_cut() -> None:
     assert lines == ["ü" * 2_000 + " …", "next"]
 
 
-async def test_a_tail_that_is_cancelled_has_reported_what_it_has() -> None:
+async def test_a_tail_that_is_cancelled_has_reported_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_REPORT_EVERY_S", 3600)
     log, stream = Log(), asyncio.StreamReader()
-    following = asyncio.create_task(LogTail(cast(JobContext, log)).follow(stream))
+    tail = LogTail(cast(JobContext, log))
+    following = asyncio.create_task(tail.follow(stream))
     stream.feed_data(b"one\n")
-    await asyncio.sleep(0.05)
-    # The next report is not due yet.
+    await until(lambda: log.lines == ["one"])
     stream.feed_data(b"two\nrest")
-    await asyncio.sleep(0.01)
+    await until(lambda: tail.last == "two")
+    assert log.lines == ["one"]
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
