@@ -10,7 +10,15 @@ import pytest
 from penstock.core.job import Extras, Lease
 from penstock.core.lifecycle import EventType, State, StepAnswer
 from penstock.core.outcome import Complete, Fail, Failure, Release, Snooze
-from penstock.core.step import TRAVELLING_RESULT, TRAVELLING_STEPS, NewStep, Step
+from penstock.core.step import (
+    MOST_JOB_BYTES,
+    MOST_STEP_BYTES,
+    MOST_STEPS,
+    TRAVELLING_RESULT,
+    TRAVELLING_STEPS,
+    NewStep,
+    Step,
+)
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, redispatch
 
 E, S = EventType, State
@@ -423,3 +431,42 @@ async def test_a_stall_names_its_worker_and_step_whatever_their_names(bench: Ben
     assert failure.message.endswith(
         " 1 times; the last one was w%d\0\x1b%s" + "x" * 50 + ", in step s%d\0%%ü"
     )
+
+
+async def test_a_job_may_have_ten_thousand_steps(bench: Bench) -> None:
+    lease = await running(bench)
+    steps = [done(lease, f"s[{n}]", b"%d" % n) for n in range(MOST_STEPS)]
+    for first in range(0, MOST_STEPS, 2000):
+        assert await record(bench, *steps[first : first + 2000]) == ["recorded"] * 2000
+    await bench.settle(lease, Release())
+
+    lease = await bench.claim()
+
+    assert lease.steps is None
+    assert [(step.name, step.result) for step in await steps_of(bench)] == [(s.name, s.result) for s in steps]
+    assert await record(bench, done(lease, "s[7]", b"other")) == ["known"]
+    await bench.settle(lease, Complete())
+    await bench.put("fork", delay_ms=MINUTE_MS)
+    before = f"s[{MOST_STEPS - 1}]"
+    assert await bench.storage.copy_steps(bench.queue, "job", "fork", before=before) == "copied"
+    assert len(await steps_of(bench, "fork")) == MOST_STEPS - 1
+    assert not (await bench.storage.check(bench.queue)).problems
+    await bench.storage.remove(bench.queue, ["job", "fork"])
+    assert await steps_of(bench) == await steps_of(bench, "fork") == []
+
+
+async def test_the_results_of_a_job_may_have_sixteen_megabytes(bench: Bench) -> None:
+    lease = await running(bench)
+    results = {f"s[{n}]": bytes([n]) * MOST_STEP_BYTES for n in range(MOST_JOB_BYTES // MOST_STEP_BYTES)}
+    for name, result in results.items():
+        assert await record(bench, done(lease, name, result)) == ["recorded"]
+    await bench.settle(lease, Release())
+
+    lease = await bench.claim()
+
+    assert lease.steps is not None
+    assert [(step.name, step.result, step.size) for step in lease.steps] == [
+        (name, None, MOST_STEP_BYTES) for name in results
+    ]
+    assert {step.name: step.result for step in await steps_of(bench, names=list(results))} == results
+    assert not (await bench.storage.check(bench.queue)).problems
