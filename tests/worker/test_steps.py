@@ -16,12 +16,16 @@ from penstock import (
     InvalidOption,
     JobContext,
     JobFailed,
+    JobHandle,
     JobNotFound,
     StepError,
     StepFailed,
     Unrecoverable,
 )
 from penstock.core.names import step_name
+from penstock.core.outcome import Release
+from penstock.core.step import NewStep
+from penstock.storage.values import Settlement, Take
 from tests.worker.conftest import working
 
 
@@ -390,6 +394,66 @@ async def test_misuse_has_clear_errors(app: App) -> None:
         }.items():
             with pytest.raises(JobFailed, match=message):
                 await sell.options(wait="10s").call(how)
+
+
+async def bring_recorded(
+    app: App, job: JobHandle[Any], results: dict[str, bytes], *, arguments: bytes = b""
+) -> None:
+    """Let an earlier run of a job have recorded these steps."""
+    storage = await app.connect()
+    [lease] = (await storage.claim(job.queue, Take("earlier", 1, 60_000))).leases
+    steps = [
+        NewStep(lease.id, lease.token, name, arguments=arguments, result=result)
+        for name, result in results.items()
+    ]
+    for first in range(0, len(steps), 1000):
+        await storage.record_steps(job.queue, steps[first : first + 1000])
+    await storage.settle(job.queue, [Settlement(lease.id, lease.token, Release())])
+
+
+async def test_the_number_of_steps_has_a_limit(app: App) -> None:
+    @app.task(attempts=1)
+    async def count(context: JobContext) -> int:
+        assert await context.step("s", lambda: -1, key=9999) == 9999
+        return await context.step("more", lambda: -1)
+
+    job = await count.enqueue()
+    await bring_recorded(app, job, {f"s[{n}]": b"%d" % n for n in range(10_000)})
+    async with working(app):
+        with pytest.raises(JobFailed, match=r"step 'more' would be number 10,001 of job .* limit is 10,000"):
+            await job.result(timeout="20s")
+
+
+async def test_the_results_of_all_steps_have_a_limit(app: App) -> None:
+    mega = 1024 * 1024
+
+    @app.task(attempts=1)
+    async def collect(context: JobContext) -> None:
+        assert len(await context.step("s", lambda: "", key=0)) == mega - 2
+        await context.step("s", lambda: "x" * (mega - 2), key=15)
+        await context.step("more", lambda: 1)
+
+    job = await collect.enqueue()
+    await bring_recorded(app, job, {f"s[{n}]": b'"%b"' % (b"x" * (mega - 2)) for n in range(15)})
+    async with working(app):
+        message = r"with step 'more', the results of job .* have 16,777,217 bytes; the limit is 16,777,216"
+        with pytest.raises(JobFailed, match=message):
+            await job.result(timeout="20s")
+
+
+async def test_a_result_that_is_replaced_no_longer_counts_towards_the_limit(app: App) -> None:
+    mega = 1024 * 1024
+
+    @app.task(attempts=1)
+    async def collect(context: JobContext) -> int:
+        again = await context.step("s", lambda n: "y" * (mega - 2), 2, key=0, on_divergence="rerun")
+        return len(again)
+
+    job = await collect.enqueue()
+    results = {f"s[{n}]": b'"%b"' % (b"x" * (mega - 2)) for n in range(16)}
+    await bring_recorded(app, job, results, arguments=b"other")
+    async with working(app):
+        assert await job.result(timeout="20s") == mega - 2
 
 
 async def test_steps_of_a_sync_handler(app: App) -> None:

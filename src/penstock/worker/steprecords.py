@@ -89,7 +89,7 @@ class StepRecords:
         self._asked.add(name)
         if name not in self._records and len(self._records) >= MOST_STEPS:
             raise StepError(
-                f"step {shown(name)} would be number {len(self._records) + 1} of job {shown(self._lease.id)}; the "
+                f"step {shown(name)} would be number {len(self._records) + 1:,} of job {shown(self._lease.id)}; the "
                 f"limit is {MOST_STEPS:,}. Split the work into several jobs."
             )
 
@@ -172,9 +172,14 @@ class StepRecords:
                 new.failures,
                 new.failure,
             )
-        self._size += record.size
+        self._size += record.size - self._size_of(new.name)
         self._records[new.name] = record
         return record
+
+    def _size_of(self, name: str) -> int:
+        """Return the size of the result that is recorded under a name."""
+        record = self._records.get(name)
+        return 0 if record is None else record.size
 
     async def _sent(self, new: NewStep) -> StepAnswer:
         """Send a record. A run that is stopped meanwhile does not lose it."""

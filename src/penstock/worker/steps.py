@@ -242,10 +242,11 @@ class JobSteps(StepRecords):
                 f"the result of step {shown(call.name)} has {len(result):,} bytes; the limit is "
                 f"{MOST_STEP_BYTES:,}. Store it elsewhere and return a reference to it."
             )
-        if self._size + len(result) > MOST_JOB_BYTES:
+        size = self._size - self._size_of(call.name) + len(result)
+        if size > MOST_JOB_BYTES:
             raise StepError(
                 f"with step {shown(call.name)}, the results of job {shown(self._lease.id)} have "
-                f"{self._size + len(result):,} bytes; the limit is {MOST_JOB_BYTES:,}. Store large "
+                f"{size:,} bytes; the limit is {MOST_JOB_BYTES:,}. Store large "
                 "results elsewhere and return references to them."
             )
         return self._new(call, record, began, result=result)
