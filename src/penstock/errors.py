@@ -1,4 +1,4 @@
-"""The errors that Penstock raises, one class per decision that a caller can take.
+"""The errors that Penstock raises, one class per decision that a caller can make.
 
 ::
 
@@ -23,8 +23,9 @@
     │   └── StorageDamaged                stored data that cannot be read
     ├── EventsLost                        the requested events are no longer kept
     ├── LeaseLost                         the caller no longer holds the job; nothing was changed
-    ├── ResultTimeout (TimeoutError)      the wait for a result is over; the job goes on
+    ├── ResultTimeout (TimeoutError)      the wait for a result is over; the job continues
     ├── JobError                          the reason why a job has no result
+    │   ├── JobExists                     the task is unique, and a job with the same arguments exists
     │   ├── JobFailed
     │   ├── JobExpired                    its ttl passed before it was finished
     │   ├── JobCancelled
@@ -42,7 +43,7 @@
     └── Directive                           raised *by handlers* to decide how the job goes on
         ├── Unrecoverable                 fail now, even if attempts are left
         │   ├── StepFailed                a durable step failed for good
-        │   └── StepError                 the steps of a handler cannot be recorded or replayed
+        │   └── StepError                 a step or a wait that is not possible, recorded or replayed
         ├── Retry                         count a failure, and run again at a given time
         ├── Snooze                        run again later; not counted
         ├── Suspend                       run again when a signal arrives; not counted
@@ -155,7 +156,7 @@ class LeaseLost(PenstockError):
 
 
 class ResultTimeout(PenstockError, TimeoutError):
-    """The job did not finish before the timeout. The job goes on.
+    """The job did not finish before the timeout. The job continues.
 
     ``started`` says whether it has run, ``workers`` how many workers of its queue are alive; ``None`` if the store did
     not say.
@@ -254,8 +255,8 @@ class TooManyFailures(PenstockError):
 
 
 class FleetFailed(PenstockError):
-    """Spark gave up the fleet, its workers could not start, or they took its driver for dead. Other workers take over
-    the jobs that were running."""
+    """Spark gave up the fleet, its workers could not start, or they believed that its driver was dead. Other workers
+    take over the jobs that were running."""
 
 
 class Directive(PenstockError):
@@ -297,7 +298,7 @@ class StepFailed(Unrecoverable):
 
 class StepError(Unrecoverable):
     """A durable step that cannot be recorded or replayed: a name that is used twice, arguments that differ from those
-    that were recorded, or a result that is too large. The message names the remedy."""
+    that were recorded, or a result that is too large. Or a wait of a job in a batch. The message names the remedy."""
 
 
 class Suspension(BaseException):

@@ -22,7 +22,7 @@ from penstock import (
     State,
     StorageUnavailable,
 )
-from penstock.client.waiter import Expected, Waiter
+from penstock.client.waiter import ResultWait, Waiter
 from penstock.core.job import Enqueued, NewJob
 from penstock.storage.values import Finished, Ticket
 from tests.client.conftest import until, working
@@ -325,20 +325,20 @@ async def test_after_a_lost_connection_even_amid_the_enqueue_the_ends_are_asked_
 async def test_news_of_an_earlier_life_of_an_id_are_not_for_a_later_caller() -> None:
     earlier = Finished("a", 1, State.COMPLETED, b"1")
     later = Finished("a", 5, State.COMPLETED, b"5")
-    expected = Expected("a")
+    expected = ResultWait("a")
 
-    expected.tell(earlier)
+    expected.receive(earlier)
     expected.begin(5)
     assert not expected.future.done()
-    expected.tell(later)
+    expected.receive(later)
     assert expected.future.result() == later
 
 
 async def test_news_that_come_before_the_enqueue_has_answered_are_kept() -> None:
     news = Finished("a", 5, State.COMPLETED, b"5")
-    expected = Expected("a")
+    expected = ResultWait("a")
 
-    expected.tell(news)
+    expected.receive(news)
     assert not expected.future.done()
     expected.begin(5)
     assert expected.future.result() == news

@@ -532,9 +532,9 @@ def task(**options: Any) -> Task[..., Any]:
         ),
         (
             {"unique": True, "dedup": "k"},
-            "dedup and unique of task 'send' decide the same. Give one of them.",
+            "dedup and unique of task 'send' exclude each other. Give one of them.",
         ),
-        ({"ttl": "1s", "deadline": "1s"}, "deadline and ttl of task 'send' decide the same"),
+        ({"ttl": "1s", "deadline": "1s"}, "deadline and ttl of task 'send' exclude each other"),
         ({"dedup": Dedup("k-{x}")}, "the key of dedup of task 'send' reads 'x'"),
         ({"deadline": "soon"}, "deadline"),
         ({"deadline": datetime(2026, 1, 1, tzinfo=UTC)}, "deadline of task 'send' is a single time"),

@@ -208,7 +208,7 @@ async def test_a_cancelled_run_keeps_its_place(app: App) -> None:
 async def test_the_place_is_kept_while_slow_handlers_are_at_a_page(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.subscription._LONGEST_UNKEPT_S", 0.0)
+    monkeypatch.setattr("penstock.client.subscription._LONGEST_UNSTORED_S", 0.0)
     queue = app.queue("mail")
     await queue.enqueue_many(range(5))
     subscription = app.subscribe("mail", consumer="billing", after=0)

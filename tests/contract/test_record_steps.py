@@ -14,8 +14,8 @@ from penstock.core.step import (
     MOST_JOB_BYTES,
     MOST_STEP_BYTES,
     MOST_STEPS,
-    TRAVELLING_RESULT,
-    TRAVELLING_STEPS,
+    SENT_RESULT,
+    SENT_STEPS,
     NewStep,
     Step,
 )
@@ -171,8 +171,8 @@ async def test_recording_extends_the_lease_and_never_shortens_it(bench: Bench) -
 
 async def test_large_results_come_only_by_name(bench: Bench) -> None:
     lease = await running(bench)
-    large = b"x" * (TRAVELLING_RESULT + 1)
-    await record(bench, done(lease, "large", large), done(lease, "small", b"y" * TRAVELLING_RESULT))
+    large = b"x" * (SENT_RESULT + 1)
+    await record(bench, done(lease, "large", large), done(lease, "small", b"y" * SENT_RESULT))
     await bench.settle(lease, Release())
 
     again = await bench.claim()
@@ -180,7 +180,7 @@ async def test_large_results_come_only_by_name(bench: Bench) -> None:
     assert again.steps is not None
     assert [(step.result is None, step.size) for step in again.steps] == [
         (True, len(large)),
-        (False, TRAVELLING_RESULT),
+        (False, SENT_RESULT),
     ]
     [step] = await steps_of(bench, names=["large"])
     assert step.result == large
@@ -193,11 +193,11 @@ async def test_large_results_come_only_by_name(bench: Bench) -> None:
 
 async def test_many_steps_do_not_travel(bench: Bench) -> None:
     lease = await running(bench)
-    await record(bench, *(done(lease, f"s[{n}]") for n in range(TRAVELLING_STEPS)))
+    await record(bench, *(done(lease, f"s[{n}]") for n in range(SENT_STEPS)))
     await bench.settle(lease, Release())
     lease = await bench.claim()
     assert lease.steps is not None
-    assert len(lease.steps) == TRAVELLING_STEPS
+    assert len(lease.steps) == SENT_STEPS
     await record(bench, done(lease, "one more"))
     await bench.settle(lease, Release())
 
@@ -205,7 +205,7 @@ async def test_many_steps_do_not_travel(bench: Bench) -> None:
 
     assert lease.steps is None
     assert lease.extras == Extras(has_steps=True)
-    assert len(await steps_of(bench)) == TRAVELLING_STEPS + 1
+    assert len(await steps_of(bench)) == SENT_STEPS + 1
 
 
 async def test_steps_of_several_jobs_in_one_call(bench: Bench) -> None:

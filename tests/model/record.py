@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.core.job import STAGED_FROM_MS, Extras, Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
-from penstock.core.step import TRAVELLING_RESULT, Step
+from penstock.core.step import SENT_RESULT, Step
 from penstock.storage.values import Finished
 
 __all__ = [
@@ -111,7 +111,7 @@ class Record:
     def recorded(self) -> list[Step]:
         """The steps in their order, without large results."""
         ordered = sorted(self.steps.values(), key=lambda step: step.number)
-        return [replace(step, result=None) if step.size > TRAVELLING_RESULT else step for step in ordered]
+        return [replace(step, result=None) if step.size > SENT_RESULT else step for step in ordered]
 
     @property
     def follows_the_clock(self) -> bool:

@@ -103,8 +103,8 @@ class App(Hinting, AppHooks, AppSchedulers):
         is_open = url is not None and not isinstance(url, str)
         self.named = StoreName(getattr(url, "url", None) if is_open else str(url) if url else None, named)
         """The store and the namespace named in the code."""
-        chosen, part = chosen_store([self.named] if is_open else [self.named, from_environment()])
-        self.namespace = None if part is None else check_namespace(part)
+        chosen, place = chosen_store([self.named] if is_open else [self.named, from_environment()])
+        self.namespace = None if place is None else check_namespace(place)
         opening = StorageFactory(chosen if url is None else url, namespace=self.namespace)
         self.url = opening.url
         """The URL of the store. It may contain a password: display the URL of the storage instead."""

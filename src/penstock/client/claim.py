@@ -65,7 +65,7 @@ class LeasedJob(ExtrasFields, Hinting):
     attempts = Field[int]("_lease.options.attempts")
     """The number of failures after which the job fails for good."""
     token = Field[int]("_lease.token")
-    """The fencing token of this run, for your own stores. It rises with every claim of the queue."""
+    """The fencing token of this run, for your own stores. It increases with every claim of the queue."""
 
     @property
     def signal(self) -> Signal | None:

@@ -58,7 +58,7 @@ class Serde(Protocol):
         ...
 
 
-# Types made on the fly must not accumulate.
+# A program may create types without end, so the cache of their decoders is bounded.
 _MOST_DECODERS: Final = 4096
 # msgspec names the type in this message, and so does ours.
 _UNSUPPORTED: Final = re.compile(r"Encoding objects of type .* is unsupported$")
@@ -263,8 +263,8 @@ def decodable(hint: Any) -> Any:
             return _accepted(_rewritten(hint))
         except TypeError:
             raise SerializationError(
-                f"values of type {hint} cannot be decoded: {error}. Use a type that the stored value alone "
-                "can tell, such as structs with a tag, or annotate with Any."
+                f"values of type {hint} cannot be decoded: {error}. Use types that the stored value "
+                "can be told apart by, such as structs with a tag, or annotate with Any."
             ) from error
 
 
@@ -326,7 +326,7 @@ _as_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=plain_model).encode
 
 
 def _may_hold_nan(value: Any) -> bool:
-    """Return False for most payloads without NaN, quickly: many payloads have a null."""
+    """Return whether a payload may contain NaN. Many payloads contain a null, so this check is quick, not exact."""
     try:
         return _NOT_FINITE.search(_as_msgpack(value)) is not None
     except OverflowError:  # an integer too large for MessagePack

@@ -187,7 +187,7 @@ def handle_dead_letters(
     for name in sorted(_NOT_FOR_LETTERS & options.keys()):
         raise InvalidOption(f"{name}={shown(options[name])} does not apply to dead letters. Leave it out.")
     as_json = {"result_serde": app.result_serde, **options, "serde": "json"}
-    task = app.add_task(_by_parts(func), f"{queue}.dead_letter", into, as_json)
+    task = app.add_task(_taking_fields(func), f"{queue}.dead_letter", into, as_json)
 
     async def set_up(worker: Worker) -> None:
         consumed = worker.options.queues
@@ -212,7 +212,7 @@ def handle_dead_letters(
     return task
 
 
-def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
+def _taking_fields(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
     """Return a function with the fields of a ``DeadLetter`` as parameters: payloads are objects by parameter name."""
 
     async def handle(
@@ -231,8 +231,8 @@ def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
     return handler
 
 
-def _letter(parts: dict[str, Any]) -> DeadLetter:
-    return DeadLetter(**{name: parts[name] for name in DeadLetter.__struct_fields__})
+def _letter(fields: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(**{name: fields[name] for name in DeadLetter.__struct_fields__})
 
 
 # Batches

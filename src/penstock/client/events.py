@@ -93,7 +93,7 @@ class LogReader:
     def _check(self, page: EventPage) -> None:
         if (self._epoch and page.epoch != self._epoch) or page.last < self.position:
             raise EventsLost(
-                f"the event log of queue {self._queue!r} is another one: its store was restored or failed over, or "
+                f"the event log of queue {self._queue!r} was replaced: its store was restored or failed over, or "
                 f"offset {self.position} does not belong to it. Continue with after=0, and expect to see events twice.",
                 first=0,
                 last=0,
@@ -199,9 +199,9 @@ async def _merged(sources: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenera
             await source.aclose()
 
 
-def offset_of(after: Offsets, queue: str, unless_given: After) -> After:
+def offset_of(after: Offsets, queue: str, default: After) -> After:
     """Return the start in ``queue``. Raise ``InvalidOption`` if it is not a position."""
-    return check_after(after.get(queue, unless_given) if isinstance(after, Mapping) else after)
+    return check_after(after.get(queue, default) if isinstance(after, Mapping) else after)
 
 
 def check_after(after: After) -> After:

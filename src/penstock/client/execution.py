@@ -69,7 +69,7 @@ def _rules_of(option: str, given: Any) -> tuple[RetryRule, ...]:
 
 
 def _matcher(option: str, error: Any) -> Callable[[BaseException], bool]:
-    """Return a function that says whether an error is meant: a class, a tuple of classes, or a function of the user."""
+    """Return a function that returns whether an error matches: a class, a tuple of classes, or the user's function."""
     classes = error if isinstance(error, tuple) else (error,)
     if all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in classes):
         return lambda raised: isinstance(raised, classes)

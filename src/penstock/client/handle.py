@@ -33,7 +33,7 @@ from penstock.storage.values import Finished
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.client.waiter import Expected
+    from penstock.client.waiter import ResultWait
     from penstock.core.event import Event
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob
     from penstock.storage.contract import Storage
@@ -43,7 +43,7 @@ R = TypeVar("R")
 _ASK_WHY_S: Final = 2.0
 """The time limit of the lookup for the message of ``ResultTimeout``."""
 
-_OF_GET: Final = {
+_GET_HINTS: Final = {
     "timeout": "It returns the record; use job.result(timeout=...) to wait for the result.",
     "propagate": "It returns the record; use job.result(), which raises JobFailed.",
 }
@@ -93,7 +93,7 @@ class JobHandle(JobVerbs, JobSteps, Parent, Hinting, Generic[R]):
         Raises:
             JobFailed, JobExpired, JobCancelled: the job did not complete.
             JobNotFound: the id is unknown, or the job is no longer kept.
-            ResultTimeout: the job did not finish within ``timeout``. It goes on.
+            ResultTimeout: the job did not finish within ``timeout``. It continues.
         """
         answer = self._answer
         if answer is not None and answer.status == "completed":
@@ -110,7 +110,7 @@ class JobHandle(JobVerbs, JobSteps, Parent, Hinting, Generic[R]):
 
     async def get(self, /, **other: Never) -> JobInfo:
         """Return the job as it is now. Raise ``JobNotFound`` if the store does not have it."""
-        refuse_keywords(other, _OF_GET, where="job.get()")
+        refuse_keywords(other, _GET_HINTS, where="job.get()")
         info = await self.get_or_none()
         if info is None:
             raise JobNotFound.in_queue(self.queue, self.id)
@@ -166,9 +166,9 @@ async def call(
     source: JobCodec,
     job: NewJob,
     timeout: Duration | None,
-    refuse: Callable[[Enqueued, str], None] | None = None,
+    check_answer: Callable[[Enqueued, str], None] | None = None,
 ) -> Any:
-    """Subscribe, enqueue ``job``, and wait for its result. ``refuse`` may raise for the answer of the enqueue.
+    """Subscribe, enqueue ``job``, and wait for its result. ``check_answer`` may raise for the answer of the enqueue.
 
     A duplicate waits for the existing job; a cached result returns immediately. Raises what
     ``JobHandle.result`` raises.
@@ -180,8 +180,8 @@ async def call(
     try:
         async with _deadline(handle, timeout, expected):
             answer = await session.enqueue(source.queue, replace(job, notify=waiter.listener))
-            if refuse is not None:
-                refuse(answer, source.queue)
+            if check_answer is not None:
+                check_answer(answer, source.queue)
             if answer.status == "completed":
                 return source.decode_result(answer.result)
             if answer.id != job.id:  # a duplicate of another job by its dedup key
@@ -198,7 +198,7 @@ async def call(
 
 @asynccontextmanager
 async def _deadline(
-    handle: JobHandle[Any], timeout: Duration | None, expected: Expected
+    handle: JobHandle[Any], timeout: Duration | None, expected: ResultWait
 ) -> AsyncIterator[None]:
     if timeout is None:
         yield
@@ -211,7 +211,7 @@ async def _deadline(
         delay = await _delay(handle)
         raise ResultTimeout(
             f"job {handle.id!r} of queue {handle.queue!r} did not finish within {describe(ms)}. {delay.text}"
-            "The job goes on: wait for its result again, or cancel it.",
+            "The job continues: wait for its result again, or cancel it.",
             started=delay.started,
             workers=delay.workers,
         ) from error
@@ -323,17 +323,17 @@ def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
 
 async def _send_chunks(storage: Storage, queue: str, chunks: list[Sequence[NewJob]]) -> list[Enqueued]:
     answers: list[list[Enqueued]] = [[] for _ in chunks]
-    todo: Iterator[tuple[int, Sequence[NewJob]]] = iter(enumerate(chunks))
+    chunks_left: Iterator[tuple[int, Sequence[NewJob]]] = iter(enumerate(chunks))
 
     async def send_some() -> None:
-        for index, chunk in todo:
+        for index, chunk in chunks_left:
             answers[index] = await storage.enqueue(queue, chunk)
 
     senders = [asyncio.create_task(send_some()) for _ in range(min(_CONCURRENT_CHUNKS, len(chunks)))]
     try:
         await asyncio.wait(senders, return_when=asyncio.FIRST_EXCEPTION)
         if any(sender.done() and sender.exception() for sender in senders):
-            todo = iter(())
+            chunks_left = iter(())
             await asyncio.wait(senders)
     except asyncio.CancelledError:
         for sender in senders:

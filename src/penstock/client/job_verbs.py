@@ -36,7 +36,7 @@ A = TypeVar("A")
 _CHUNK: Final = 1000
 _UNSET: Final = object()
 _STOPS: Final = "A running coroutine function is stopped; a plain function must check context.cancelled."
-_OF_CANCEL: Final = {"terminate": _STOPS, "signal": _STOPS}
+_CANCEL_HINTS: Final = {"terminate": _STOPS, "signal": _STOPS}
 
 
 class JobVerbs:
@@ -53,7 +53,7 @@ class JobVerbs:
 
         With ``rerun_only``, only drop the rerun that waits behind the job (``rerun_cancelled``).
         """
-        refuse_keywords(other, _OF_CANCEL, where="job.cancel()")
+        refuse_keywords(other, _CANCEL_HINTS, where="job.cancel()")
         storage = await self._source.app.connect()
         [answer] = await storage.cancel(self._source.queue, [self.id], rerun_only=rerun_only)
         return answer

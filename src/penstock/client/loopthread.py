@@ -1,4 +1,4 @@
-"""The event loop thread on which synchronous code runs its calls, one per process, and what sync faces are made of.
+"""The event loop thread on which synchronous code runs its calls, one per process; and the base of the sync API.
 
 The thread starts on first use and ends at exit. A forked child starts its own.
 """
@@ -109,7 +109,7 @@ def _end() -> None:
         _thread.end()
 
 
-def _begin_afresh() -> None:
+def _reset_after_fork() -> None:
     global _thread, _lock
     _inherited.append(_thread)
     _thread = None
@@ -118,7 +118,7 @@ def _begin_afresh() -> None:
 
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_afresh)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Face(Generic[T_co]):

@@ -45,7 +45,7 @@ RetryOn: TypeAlias = (
     ErrorRule | Sequence[ErrorRule] | Mapping[Any, Backoff | Duration | BackoffFunction | None]
 )
 
-# Users pass these on from optional arguments of their own, so None means unset.
+# Callers often pass on optional arguments of their own, so None means that the option is not given.
 _NONE_IS_UNSET: Final = frozenset(
     {"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after", "deadline"}
 )
@@ -56,8 +56,8 @@ _ALTERNATIVES: Final = (
     frozenset({"ttl", "deadline"}),
     frozenset({"dedup", "unique"}),
 )
-"""Options that say the same in other ways: the nearest of a set replaces the others."""
-_TIMES: Final = frozenset({"delay_ms", "run_at_ms"})
+"""Sets of options that exclude each other. One that is set for a job replaces the others of its set."""
+_DUE_FIELDS: Final = frozenset({"delay_ms", "run_at_ms"})
 _EXTRAS: Final = ("group", "cost", "headers", "holds")
 
 
@@ -89,13 +89,13 @@ class Placement(TypedDict, total=False):
     - ``id``: the job id, which is also its dedup key (default: a new one).
     - ``delay`` or ``run_at``: run after this duration, or at this (aware) time.
     - ``priority``: smaller runs first (default: 0). ``lifo``: run before other jobs of the same priority.
-    - ``ttl``: a job that has not finished by then fails as expired; ``None`` for never. ``deadline``: the same as an
-      (aware) time, or a duration.
+    - ``ttl``: a job that has not finished within this time fails as expired; ``None`` for no limit. ``deadline``: the
+      same, as an (aware) time or a duration.
     - ``on_conflict``: what happens if the id is known; see ``Conflict``.
     - ``dedup``: a ``Dedup``, or a key for ``Dedup.simple``. Open jobs with the same key are duplicates.
     - ``unchecked``: promise that the id is new, which saves a lookup.
     - ``group``: the key of jobs that share a limit or an order. ``cost``: the tokens it takes from the group's bucket.
-    - ``headers``: names and values that travel with the job, for middleware and handlers.
+    - ``headers``: names and values that stay with the job, for middleware and handlers.
     - ``hold``: consumers that keep the finished job until they release it, each with a maximum time:
       ``{"ledger": "7d"}``.
     - ``after``: jobs that it waits for: handles, enqueued ``job()``s, or pairs of queue and id.
@@ -177,7 +177,7 @@ class RunOptions(SharedOptions, total=False):
 
 
 class DefaultOptions(SharedOptions, total=False):
-    """The defaults of an app for its jobs and calls. The nearest wins: ``task.options(...)``, task, app."""
+    """The defaults of an app for its jobs and calls. Options of a task win, ``task.options(...)`` over both."""
 
     priority: int
 
@@ -357,28 +357,28 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_flow(fields: dict[str, Any]) -> dict[str, Any]:
-    """Give a job that waits for others a flow, through which it learns of their end."""
+    """Give a job that waits for others a flow: the id under which they notify it when they end."""
     if fields.get("after"):
         extras = fields.get("extras", EMPTY_EXTRAS)
         fields["extras"] = replace(extras, flow=uuid7(), has_dependencies=True)
     return fields
 
 
-def overridden(given: DispatchOptions, nearer: DispatchOptions) -> DispatchOptions:
-    """Return ``given`` updated with ``nearer``, without options that ``nearer`` gives in another form."""
-    replaced = frozenset().union(*(names for names in _ALTERNATIVES if not names.isdisjoint(nearer)))
+def overridden(given: DispatchOptions, changes: DispatchOptions) -> DispatchOptions:
+    """Return ``given`` updated with ``changes``, without the options that those exclude."""
+    replaced = frozenset().union(*(names for names in _ALTERNATIVES if not names.isdisjoint(changes)))
     rest = {name: value for name, value in given.items() if name not in replaced}
-    return cast(DispatchOptions, {**rest, **nearer})
+    return cast(DispatchOptions, {**rest, **changes})
 
 
 def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with the placement options in ``given``. Raise as ``placement`` does."""
     own = placement(given)
-    if not _TIMES.isdisjoint(own):
-        base = {name: value for name, value in base.items() if name not in _TIMES}
+    if not _DUE_FIELDS.isdisjoint(own):
+        base = {name: value for name, value in base.items() if name not in _DUE_FIELDS}
     fields = {**base, **own}
     dedup: Dedup | None = fields.get("dedup")
-    if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_TIMES):
+    if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_DUE_FIELDS):
         fields["delay_ms"] = dedup.ttl_ms
     if "extras" in base and fields["extras"] is not base["extras"]:
         given_extras = {name: getattr(fields["extras"], name) for name in _EXTRAS}

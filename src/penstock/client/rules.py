@@ -2,7 +2,7 @@
 
 ``@app.task(group="customer-{customer_id}", unique=["order"])``. A rule is a template such as ``"{order.customer}"``, or
 a function whose parameters have the names of the task's. Rules are checked where the task is defined. They read the
-encoded payload, so every way in computes the same, whether it has arguments, a row of a table or a line of JSON.
+encoded payload, so all callers compute the same: from arguments, a row of a table or a line of JSON.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _states(where: str, given: Any) -> frozenset[State]:
 
 
 class Rule(NamedTuple):
-    """Computes an option from the arguments in ``reads``."""
+    """A rule for one option: ``compute`` takes the arguments named in ``reads``."""
 
     reads: tuple[str, ...]
     compute: Compute
@@ -133,11 +133,11 @@ class Rules:
         self._rules: dict[str, Rule] = {}
         parameters = _Parameters(task, fields)
         for option, value in self.given.items():
-            made = _made(option, value, parameters)
-            if isinstance(made, Rule):
-                self._rules["dedup" if option == "unique" else option] = made
-            elif made is not None:
-                self.constants[option] = made
+            parsed = _parsed(option, value, parameters)
+            if isinstance(parsed, Rule):
+                self._rules["dedup" if option == "unique" else option] = parsed
+            elif parsed is not None:
+                self.constants[option] = parsed
         reads = dict.fromkeys(name for rule in self._rules.values() for name in rule.reads)
         self._read = _reading_struct({name: fields[name] for name in reads})
 
@@ -155,16 +155,16 @@ class Rules:
         unique = self.given.get("unique")
         return isinstance(unique, Unique) and unique.on_conflict == "raise"
 
-    def nearer(self, given: Mapping[str, Any]) -> Rules | None:
-        """Return the rules that are left beside these options of single jobs, which win; ``None`` if none is left."""
-        gone = {option for option, value in given.items() if value is not None}
-        for names in _SAME:
-            if not names.isdisjoint(gone):
-                gone |= names
+    def beside(self, given: Mapping[str, Any]) -> Rules | None:
+        """Return the rules that apply to a job with these options, which win; ``None`` if none applies."""
+        replaced = {option for option, value in given.items() if value is not None}
+        for names in _ALTERNATIVES:
+            if not names.isdisjoint(replaced):
+                replaced |= names
         if given.get("unique"):
             left = {**self.given, "unique": given["unique"]}
-            return Rules(self.task, left, self.fields, self.signature).without(*gone - {"unique"})
-        return self.without(*gone)
+            return Rules(self.task, left, self.fields, self.signature).without(*replaced - {"unique"})
+        return self.without(*replaced)
 
     def without(self, *options: str) -> Rules | None:
         """Return the rules without those of these options; ``None`` if none is left."""
@@ -185,9 +185,10 @@ class Rules:
             try:
                 value = rule.compute(values)
             except Exception as error:
-                said = f"{option} of task {shown(self.task)} cannot be computed: "
                 cause = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-                raise InvalidInput(said + cause) from error
+                raise InvalidInput(
+                    f"{option} of task {shown(self.task)} cannot be computed: {cause}"
+                ) from error
             if value is not None:
                 options[option] = value
         return options
@@ -205,7 +206,7 @@ class Rules:
         return self.signature.decoded(payload, serde)
 
     def check_repeated(self) -> None:
-        """Raise ``InvalidInput`` if the rules do not suit a job that is computed once and enqueued again and again."""
+        """Raise ``InvalidInput`` for rules that a schedule cannot have: it computes them once, for all its jobs."""
         if "deadline" in self._rules:
             raise InvalidInput(
                 f"deadline of task {shown(self.task)} would be computed once, for all jobs of the schedule. "
@@ -223,8 +224,8 @@ class Rules:
             )
 
 
-_SAME: Final = (frozenset({"dedup", "unique"}), frozenset({"ttl", "deadline"}))
-"""Options that decide the same: one of them replaces the others of its set."""
+_ALTERNATIVES: Final = (frozenset({"dedup", "unique"}), frozenset({"ttl", "deadline"}))
+"""Sets of options that exclude each other."""
 
 
 def task_rules(task: str, given: Mapping[str, Any], signature: Signature) -> Rules | None:
@@ -234,10 +235,10 @@ def task_rules(task: str, given: Mapping[str, Any], signature: Signature) -> Rul
         InvalidOption: a name that is not a parameter of the function, or a value that is not a rule.
     """
     found = {name: given[name] for name in RULES if given.get(name) is not None}
-    for names in _SAME:
+    for names in _ALTERNATIVES:
         if len(both := sorted(names & {name for name in given if given[name] is not None})) > 1:
             raise InvalidOption(
-                f"{both[0]} and {both[1]} of task {shown(task)} decide the same. Give one of them."
+                f"{both[0]} and {both[1]} of task {shown(task)} exclude each other. Give one of them."
             )
     if type(found.get("priority")) is int:
         del found["priority"]
@@ -289,7 +290,7 @@ def _fields_of(hint: Any) -> Mapping[str, Any] | None:
     return {**members, **hints} if hints else None
 
 
-def _made(option: str, value: Any, parameters: _Parameters) -> Any:
+def _parsed(option: str, value: Any, parameters: _Parameters) -> Any:
     """Return the ``Rule`` for an option of a task, or its constant value; ``None`` for no rule."""
     if option == "unique":
         return _unique(value, parameters)
@@ -407,7 +408,7 @@ def _at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def _text(value: Any, path: tuple[str, ...]) -> str:
-    """Return a value as a template shows it: as JSON has it, so that every way in agrees."""
+    """Return a value as a template shows it: as JSON does, so that all callers compute the same."""
     plain = _plain(value)
     if isinstance(plain, str):
         return plain
@@ -418,12 +419,12 @@ def _text(value: Any, path: tuple[str, ...]) -> str:
     if isinstance(plain, int | float):
         return str(plain)
     raise InvalidInput(
-        f"{'.'.join(path)} is {shown(value)}, which a template cannot show. Use a function, which may return None."
+        f"{'.'.join(path)} is {shown(value)}, which a template cannot show. Use a function; it may return None."
     )
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value in its JSON form."""
     if type(value) in (str, int):
         return value
     if isinstance(value, list | tuple):

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from penstock.storage.contract import Storage
 
 
-_SMALL: Final = 64
-"""The approximate size of an item besides its payload, in bytes."""
+_ITEM_BYTES: Final = 64
+"""The approximate size of an item without its payload."""
 
 
 class Session:
-    """An open storage on one event loop, with the calls that travel together and the waits for results."""
+    """An open storage on one event loop. It sends concurrent calls together, and waits for results."""
 
     __slots__ = (
         "_enqueues",
@@ -114,7 +114,7 @@ class Session:
             extend = self.storage.extend
             extends = self._extends[key] = Coalescer(
                 lambda all_held: extend(queue, all_held, worker=worker, lease_ms=lease_ms),
-                size=lambda _: _SMALL,
+                size=lambda _: _ITEM_BYTES,
             )
         return await extends.call(held)
 
@@ -153,16 +153,16 @@ class Session:
 
 
 def _weight_of_job(job: NewJob) -> int:
-    return len(job.payload) + _SMALL
+    return len(job.payload) + _ITEM_BYTES
 
 
 def _weight_of_settlement(settlement: Settlement) -> int:
     outcome = settlement.outcome
-    return _SMALL + len(outcome.result) if isinstance(outcome, Complete) else _SMALL
+    return _ITEM_BYTES + len(outcome.result) if isinstance(outcome, Complete) else _ITEM_BYTES
 
 
 def _weight_of_step(step: NewStep) -> int:
-    return len(step.result) + _SMALL
+    return len(step.result) + _ITEM_BYTES
 
 
 def _worker_name() -> str:
@@ -293,14 +293,14 @@ _all: weakref.WeakSet[PerLoop[Any]] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-def _begin_afresh() -> None:
+def _reset_after_fork() -> None:
     for resource in list(_all):
         _inherited.append((resource._ready, resource._opening, resource._keepers))
         resource._forget()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_afresh)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 # The choice of the store. From the highest rank to the lowest: a flag of the command line, the code, the environment,
@@ -365,8 +365,8 @@ def shown_store(url: str, namespace: str | None) -> str:
 
     The path of a file is absolute, because a relative one depends on the folder.
     """
-    part = namespace or _named_in(url) or "default"
-    return f"{visible_in_line(without_password(_absolute(url)))}, namespace {part}"
+    namespace = namespace or _named_in(url) or "default"
+    return f"{visible_in_line(without_password(_absolute(url)))}, namespace {namespace}"
 
 
 def store_options(named: StoreName) -> tuple[str, ...]:
@@ -432,7 +432,7 @@ def _checked_storage(given: Storage) -> Storage:
 
 
 def _shared_by_loops(url: str) -> str:
-    """An unnamed ``memory://`` gets a name, or every loop of the app would have a store to itself."""
+    """Return the URL, with a name for an unnamed ``memory://``: without one, each loop would have its own store."""
     parts = split_url(url)
     if parts.scheme == "memory" and not parts.netloc and parts.path in ("", "/"):
         return parts._replace(netloc=f"app-{uuid7()}").geturl()

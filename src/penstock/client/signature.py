@@ -2,8 +2,8 @@
 
 The payload is an object by parameter name, ``{"to": "ada@example.org", "template": "hello"}``, so that people
 can read it, and other languages and tables can write it. ``*args`` is an array and ``**kwargs`` an object, each under
-its name. Arguments that the caller left out are not in it: the worker's function has the defaults. Each function
-gets two struct classes, one to pack and one to unpack, so that each direction is one call into C.
+its name. It leaves out the arguments that the caller leaves out: the worker uses the defaults of its function. Each
+function gets two struct classes, one to pack and one to unpack, so that each direction is one call into C.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Signature:
     _unpacked: type[msgspec.Struct]
     _arrange: _Arrange | None
     _plain: Mapping[Any, _Types]
-    """By class of serde, for each field of a packed payload: the exact types that always fit; ``None`` if all do.
+    """The exact types that always fit each field of a packed payload, by class of serde. ``None``: all types fit.
 
     Empty if there is nothing to check.
     """
@@ -145,7 +145,7 @@ class Signature:
             value = arguments.get(self._only_parameter()) if isinstance(serde, Raw) else arguments
             return serde.encode(value)
         except SerializationError as error:
-            raise self._naming_the_argument(packed, serde, error) from error.__cause__
+            raise self._error_of_argument(packed, serde, error) from error.__cause__
 
     def _check_types(self, packed: Any, data: bytes, serde: Serde) -> None:
         """Decode the payload as the worker does. Raise ``InvalidInput`` for the argument that does not fit."""
@@ -163,13 +163,11 @@ class Signature:
         try:
             serde.decode(serde.encode(value), self.fields[name].type)
         except SerializationError as error:
-            problem = f"argument {shown(name)} of {self.name} does not fit its type: got {shown(value)}"
-            return f"{problem} ({error.__cause__}). {origin}The signature is {self._shown}."
+            misfit = f"argument {shown(name)} of {self.name} does not fit its type: got {shown(value)}"
+            return f"{misfit} ({error.__cause__}). {origin}The signature is {self._shown}."
         return ""
 
-    def _naming_the_argument(
-        self, packed: Any, serde: Serde, error: SerializationError
-    ) -> SerializationError:
+    def _error_of_argument(self, packed: Any, serde: Serde, error: SerializationError) -> SerializationError:
         """Return the error of the first argument that cannot be encoded by itself, or ``error``."""
         for name, value in _arguments(packed).items():
             try:
@@ -187,14 +185,14 @@ class Signature:
         if isinstance(serde, _TYPED):
             values = astuple(serde.decode(data, self._unpacked))
         else:
-            values = self._decoded_by_others(data, serde)
+            values = self._decoded_by_custom(data, serde)
         return (values, {}) if self._arrange is None else self._arrange(values, context)
 
     def decoded(self, data: bytes, serde: Serde) -> dict[str, Any]:
         """Return the arguments by name from a payload of a custom serde. Raise as ``unpack`` does."""
-        return dict(zip(self.parameters, self._decoded_by_others(data, serde), strict=True))
+        return dict(zip(self.parameters, self._decoded_by_custom(data, serde), strict=True))
 
-    def _decoded_by_others(self, data: bytes, serde: Serde) -> tuple[Any, ...]:
+    def _decoded_by_custom(self, data: bytes, serde: Serde) -> tuple[Any, ...]:
         """Return the values from a custom serde, which may return a dict by name."""
         if isinstance(serde, Raw):
             return astuple(self._unpacked(**{self._only_parameter(): serde.decode(data)}))
@@ -217,7 +215,7 @@ class Signature:
         if len(self.parameters) == 1:
             return self.parameters[0]
         raise InvalidOption(
-            f'serde="raw" does not suit {self._shown}: it needs exactly one parameter, not {len(self.parameters)}. '
+            f'serde="raw" needs a function with exactly one parameter, and {self._shown} has {len(self.parameters)}. '
             'Use the serde "json" or "msgpack", or take one parameter.'
         )
 
@@ -394,7 +392,7 @@ def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
     try:
         return get_type_hints(bearer, namespace, include_extras=True)["hint"]
     except Exception:
-        # Probably imported for type checkers only. The context must be found even then.
+        # Probably imported for type checkers only. Even then, the parameter of the context must be found.
         return _ContextByName if _names_context(annotation) else Any
 
 

@@ -109,7 +109,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         limit = self.limit_of(group) if group else self.limits.get("", Limit())
         bounds: dict[str, str] = {bound: _DOUBLED[bound](limit)}
         if group not in self.limits and group:
-            # A limit of its own replaces that of every group, so it repeats the other bounds.
+            # A group's own limit replaces that of every group, so the command repeats the other bounds.
             bounds = {
                 name: str(value) for name, value in msgspec.structs.asdict(limit).items() if value
             } | bounds

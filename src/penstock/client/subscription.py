@@ -43,8 +43,8 @@ T = TypeVar("T")
 _log = get_logger(__name__)
 
 _SHORTEST_HOLD_MS: Final = 60_000
-_LONGEST_REST_S: Final = 5.0
-_LONGEST_UNKEPT_S: Final = 1.0
+_LONGEST_DELAY_S: Final = 5.0
+_LONGEST_UNSTORED_S: Final = 1.0
 
 
 class SubscriptionOptions(TypedDict, total=False):
@@ -88,13 +88,13 @@ class Subscription:
         self._hold_ms = milliseconds(hold, what="hold")
         if self._hold_ms < _SHORTEST_HOLD_MS:
             raise InvalidOption(f"hold must be at least a minute, to outlive a restart, got {shown(hold)}.")
-        self._goes_on = on_error == "log"
+        self._logs_errors = on_error == "log"
         self._handlers: list[tuple[Filter, EventHandler]] = []
         self._lost_handlers: list[LostHandler] = []
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # By queue: the position in the store, and when it was written.
-        self._kept: dict[str, tuple[int, float]] = {}
+        self._stored: dict[str, tuple[int, float]] = {}
         self.positions: dict[str, int] = {}
         """The last handled event, by queue."""
 
@@ -154,13 +154,13 @@ class Subscription:
     async def _follow(self, storage: Storage, queue: str) -> None:
         reader = await LogReader.at(storage, queue, await self._beginning(storage, queue))
         self.positions[queue] = reader.position
-        await self._keep(storage, queue)
+        await self._store_position(storage, queue)
         try:
             while (page := await self._next(storage, queue, reader)) is not None:
                 await self._handle_all(storage, queue, page)
-                await self._keep_if_due(storage, queue)
+                await self._store_if_due(storage, queue)
         finally:
-            await self._keep_if_due(storage, queue)
+            await self._store_if_due(storage, queue)
 
     async def _beginning(self, storage: Storage, queue: str) -> After:
         if self._consumer is not None:
@@ -169,26 +169,26 @@ class Subscription:
                     return known.offset
         return offset_of(self._after, queue, None)
 
-    async def _keep(self, storage: Storage, queue: str) -> None:
+    async def _store_position(self, storage: Storage, queue: str) -> None:
         if self._consumer is not None:
             position = self.positions[queue]
             await storage.hold_events(queue, self._consumer, offset=position, ttl_ms=self._hold_ms)
-            self._kept[queue] = position, asyncio.get_running_loop().time()
+            self._stored[queue] = position, asyncio.get_running_loop().time()
 
-    async def _keep_at_intervals(self, storage: Storage, queue: str) -> None:
+    async def _store_at_intervals(self, storage: Storage, queue: str) -> None:
         """Store the position within a page: slow handlers would repeat all of it after a crash."""
         if self._consumer is not None:
-            _, kept_at = self._kept[queue]
-            if asyncio.get_running_loop().time() - kept_at > _LONGEST_UNKEPT_S:
-                await self._keep_if_due(storage, queue)
+            _, stored_at = self._stored[queue]
+            if asyncio.get_running_loop().time() - stored_at > _LONGEST_UNSTORED_S:
+                await self._store_if_due(storage, queue)
 
-    async def _keep_if_due(self, storage: Storage, queue: str) -> None:
-        kept, kept_at = self._kept.get(queue, (0, 0.0))
-        is_old = asyncio.get_running_loop().time() - kept_at > self._hold_ms / 3000
-        if self.positions[queue] == kept and not is_old:
+    async def _store_if_due(self, storage: Storage, queue: str) -> None:
+        stored, stored_at = self._stored.get(queue, (0, 0.0))
+        is_old = asyncio.get_running_loop().time() - stored_at > self._hold_ms / 3000
+        if self.positions[queue] == stored and not is_old:
             return
         try:
-            await self._keep(storage, queue)
+            await self._store_position(storage, queue)
         except StorageUnavailable as error:
             # The next page stores it. Until then, a crash would repeat some events.
             _log.warning(
@@ -197,7 +197,7 @@ class Subscription:
 
     async def _next(self, storage: Storage, queue: str, reader: LogReader) -> EventPage | None:
         """Return the next page, or ``None`` to stop."""
-        rest_s = 0.0
+        delay_s = 0.0
         while True:
             try:
                 return await self._unless_stopped(reader.read(wait=True))
@@ -206,11 +206,11 @@ class Subscription:
                     raise
                 await self._pass_over(storage, queue, reader, lost)
             except StorageUnavailable as error:
-                rest_s = min(rest_s * 2 or 0.05, _LONGEST_REST_S)
+                delay_s = min(delay_s * 2 or 0.05, _LONGEST_DELAY_S)
                 _log.warning(
-                    "queue %s: events cannot be read, trying again in %.2f s: %s", queue, rest_s, error
+                    "queue %s: events cannot be read, trying again in %.2f s: %s", queue, delay_s, error
                 )
-                await self._unless_stopped(asyncio.sleep(rest_s))
+                await self._unless_stopped(asyncio.sleep(delay_s))
 
     async def _pass_over(self, storage: Storage, queue: str, reader: LogReader, lost: EventsLost) -> None:
         for handler in self._lost_handlers:
@@ -220,7 +220,7 @@ class Subscription:
             await storage.release_events(queue, self._consumer)
         await reader.go_on(lost)
         self.positions[queue] = reader.position
-        await self._keep(storage, queue)
+        await self._store_position(storage, queue)
 
     async def _unless_stopped(self, awaited: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of ``awaited``, or ``None`` as soon as ``stop()`` is called."""
@@ -243,14 +243,14 @@ class Subscription:
                 if wanted.admits(event):
                     await self._handle(handler, event)
             self.positions[queue] = event.seq
-            await self._keep_at_intervals(storage, queue)
+            await self._store_at_intervals(storage, queue)
         self.positions[queue] = page.next
 
     async def _handle(self, handler: EventHandler, event: Event) -> None:
         try:
             await _call(handler, event)
         except Exception as error:
-            if not self._goes_on:
+            if not self._logs_errors:
                 error.add_note(
                     f"while handling event {event.seq} ({event.type}) of queue {shown(event.queue)}"
                 )

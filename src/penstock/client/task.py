@@ -350,7 +350,7 @@ class Task(Dispatch[P, R]):
         rules = self.declared_rules
         if rules is None and given.get("unique"):
             rules = Rules(self.name, {}, self.signature.fields, self.signature)
-        return None if rules is None else rules.nearer(given)
+        return None if rules is None else rules.beside(given)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.queue}>"

@@ -1,7 +1,7 @@
-"""A job in its shapes: new, leased, and as stored, with the rare fields (``Extras``) that few jobs have; and the list
-of its fields as users see them (``JOB_FIELDS``).
+"""The forms of a job: ``NewJob``, ``Lease`` and ``Job``, with ``Extras`` for the fields that few jobs have.
 
-All are plain values. ``core.names`` and the client check sizes and names before they get here.
+``JOB_FIELDS`` lists the fields that users see. All are plain values: ``core.names`` and the client have checked sizes
+and names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import InvalidOption
 
 
 class Dependent(NamedTuple):
-    """A job that is notified of another's end, in the incarnation that began with ``flow``."""
+    """A job that is notified when another ends. ``flow`` tells which incarnation of it waits."""
 
     queue: str
     id: str
@@ -102,12 +102,12 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     has_steps: bool = False
 
     @property
-    def binds(self) -> bool:
+    def is_linked(self) -> bool:
         """Return whether the job is linked to others, so that engines must not take a fast path."""
-        return self.group != "" or self.cost != 1 or self.binds_beyond_group
+        return self.group != "" or self.cost != 1 or self.is_linked_beyond_group
 
     @property
-    def binds_beyond_group(self) -> bool:
+    def is_linked_beyond_group(self) -> bool:
         """Return whether the job has links other than its group."""
         return (
             self.flow != ""
@@ -131,8 +131,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 EMPTY_EXTRAS: Final = Extras()
-_NOTHING: Final = 3
-"""The most bytes that an empty map can take. A map with an entry takes more."""
+_EMPTY_BYTES: Final = 3
+"""The largest size of an empty map. A map with an entry is larger."""
 
 pack_extras: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Extras).decode
@@ -140,7 +140,7 @@ _decode: Final = msgspec.msgpack.Decoder(Extras).decode
 
 def unpack_extras(packed: bytes) -> Extras | None:
     """Return the unpacked extras; ``None`` if they are empty."""
-    return None if len(packed) <= _NOTHING else _decode(packed)
+    return None if len(packed) <= _EMPTY_BYTES else _decode(packed)
 
 
 STAGED_FROM_MS: Final = 2**47
@@ -194,7 +194,7 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 class Dedup(msgspec.Struct, frozen=True):
-    """A key of one queue, and the rule (``mode``) for jobs that share it: at most one of them runs, whatever their ids.
+    """A key in a queue, and the rule (``mode``) for jobs that share it: at most one of them runs, whatever their ids.
 
     ``Dedup.simple``, ``Dedup.throttle`` and ``Dedup.debounce`` make one and check their arguments. ``ttl_ms``
     counts from the enqueue that took the key; 0 means no limit. For ``debounce`` the store ignores it: it is the
@@ -212,7 +212,7 @@ class Dedup(msgspec.Struct, frozen=True):
 
     @property
     def outlives_job(self) -> bool:
-        """Return whether the key goes by its time alone, not with the end of its job."""
+        """Return whether the key is freed by its ttl only, not by the end of its job."""
         return self.mode == "throttle" or not TERMINAL.isdisjoint(self.states)
 
     @classmethod
@@ -308,7 +308,7 @@ class Lease(msgspec.Struct, frozen=True):
 
     ``run`` counts from 1. ``cancelling``: the run should stop as soon as it can. ``signal`` is the data of the
     signal that ended the last suspension (``extras.received`` is its name). ``steps`` are the recorded steps in their
-    order; ``None`` if there are none, or too many to travel with the lease (``extras.has_steps``).
+    order; ``None`` if there are none, or too many to be sent with the lease (``extras.has_steps``).
     """
 
     id: str

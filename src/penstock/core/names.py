@@ -150,13 +150,13 @@ def step_name(name: str, key: str | int | None) -> str:
             _step_names.add(name)
     if key is None:
         return name
-    whole = f"{name}[{key}]"
-    if type(key) not in (str, int) or key == "" or not whole.isprintable() or len(whole) > _LONGEST:
+    full = f"{name}[{key}]"
+    if type(key) not in (str, int) or key == "" or not full.isprintable() or len(full) > _LONGEST:
         raise InvalidOption(
             f"key={shown(key)} is not allowed for a step: use an integer or a printable text. Name and key may have "
             f"{_LONGEST - 2} characters together."
         )
-    return whole
+    return full
 
 
 def _plain(what: str, value: object, rule: str) -> str:
@@ -225,14 +225,14 @@ class _Sequence:
 _sequence = _Sequence()
 
 
-def _start_afresh() -> None:
+def _restart_after_fork() -> None:
     """Start a new sequence with a new lock: a thread that does not exist in the child may hold the old one."""
     global _sequence
     _sequence = _Sequence()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_start_afresh)
+    os.register_at_fork(after_in_child=_restart_after_fork)
 
 
 def uuid7() -> str:
@@ -300,6 +300,6 @@ def _canonical_json(payload: Any) -> bytes:
     except Exception as error:
         raise SerializationError(
             f"a payload of type {type(payload).__qualname__} has no content id: {error}. "
-            "Make the id of what JSON can say: dicts, lists, text, finite numbers, dates, dataclasses."
+            "Use values that JSON can hold: dicts, lists, text, finite numbers, dates, dataclasses."
         ) from error
     return data

@@ -235,24 +235,24 @@ def undecided(error: BaseException, broken: BaseException) -> Fail:
     return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS)
 
 
-def _postponed(verdict: SnoozeDirective | SuspendDirective) -> Outcome:
+def _postponed(directive: SnoozeDirective | SuspendDirective) -> Outcome:
     try:
-        if isinstance(verdict, SuspendDirective):
-            return suspension(verdict)
-        delay_ms, stage = _delay_ms(verdict.delay, verdict.at) or 0, check_stage(verdict.stage)
-        return Snooze(delay_ms, stage, unknown=isinstance(verdict, HandedBack))
+        if isinstance(directive, SuspendDirective):
+            return suspension(directive)
+        delay_ms, stage = _delay_ms(directive.delay, directive.at) or 0, check_stage(directive.stage)
+        return Snooze(delay_ms, stage, unknown=isinstance(directive, HandedBack))
     except InvalidInput as error:  # The handler's mistake: the next run would make it again.
-        return Fail(failure_of(error.with_traceback(verdict.__traceback__)), final=True)
+        return Fail(failure_of(error.with_traceback(directive.__traceback__)), final=True)
 
 
-def suspension(verdict: SuspendDirective) -> Suspend:
+def suspension(directive: SuspendDirective) -> Suspend:
     """Return the outcome for a handler's ``Suspend``. Raise ``InvalidInput`` for invalid values."""
-    timeout_ms = 0 if verdict.timeout is None else max(milliseconds(verdict.timeout, what="timeout"), 1)
-    return Suspend(check_signal(verdict.signal), timeout_ms, check_stage(verdict.stage))
+    timeout_ms = 0 if directive.timeout is None else max(milliseconds(directive.timeout, what="timeout"), 1)
+    return Suspend(check_signal(directive.signal), timeout_ms, check_stage(directive.stage))
 
 
 def final_failure(error: Exception) -> Fail:
-    """Return the outcome of a run whose result is useless: another run would end the same way."""
+    """Return the outcome of a run that another run could not improve."""
     return Fail(failure_of(error), final=True)
 
 
@@ -333,7 +333,7 @@ def failure_of(error: BaseException, *, note: str = "") -> Failure:
 
 
 def kind_and_message(error: BaseException) -> tuple[str, str]:
-    """Return the class name and message to store. A verdict that wraps an error gets the class of that error."""
+    """Return the class name and message to store. A directive that wraps an error gets its class."""
     # A user's own class is as informative as the error that it wraps.
     if isinstance(error, StepFailed) and error.error_type:
         return error.error_type, message_of(error)

@@ -1,6 +1,6 @@
 """Backoff: the delay after a job's n-th failure.
 
-A policy is data (it travels in the job's options). ``delay_ms`` computes the delay; the caller supplies the
+A policy is data, and stored with the options of a job. ``delay_ms`` computes the delay; the caller supplies the
 randomness. ``parse_backoff`` returns the policy for what users write:
 
     "exponential"                      1s, 2s, 4s ... up to 1h
@@ -178,7 +178,7 @@ def delay_ms(
 
 
 class RetryRule(NamedTuple):
-    """Errors that are retried, and their own backoff; ``None``: that of the job."""
+    """Errors that are retried, and their backoff; ``None`` for that of the job."""
 
     matches: Callable[[BaseException], bool]
     backoff: Backoff | BackoffFunction | None = None

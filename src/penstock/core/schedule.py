@@ -48,7 +48,7 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
     @classmethod
     def of(cls, expression: str, tz: str = "UTC") -> Cron:
         """Return the validated schedule. Raise ``InvalidOption`` for an invalid expression or zone, or one that never
-        comes."""
+        occurs."""
         if not isinstance(expression, str):
             raise InvalidOption(f"cron must be a text such as '30 3 * * mon-fri', got {shown(expression)}.")
         if not isinstance(tz, str):
@@ -67,7 +67,7 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
             ) from None
         if cron.next_after(0) is None:
             raise InvalidOption(
-                f"cron={shown(expression)} never comes: no date matches it. Check the day and the month."
+                f"cron={shown(expression)} never occurs: no date matches it. Check the day and the month."
             )
         return cron
 

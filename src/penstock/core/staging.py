@@ -27,14 +27,14 @@ def staged_at_ms(write_id: str) -> int:
 def check_staged(job: NewJob) -> None:
     """Raise ``InvalidOption`` if the job has options that staging excludes, or no ``write_id``."""
     extras = job.extras
-    is_tied = job.after or (extras is not None and (extras.flow or extras.dependents or extras.repeats))
+    is_linked = job.after or (extras is not None and (extras.flow or extras.dependents or extras.repeats))
     if not job.write_id:
         raise _refused(job, "it has no write_id, so nothing could release it")
     if job.run_at_ms is not None:
         raise _refused(job, "it has a run_at; use a delay, which counts from the release")
     if job.dedup is not None:
         raise _refused(job, "it has a dedup key, which it would hold even if it were never released")
-    if is_tied:
+    if is_linked:
         raise _refused(job, "it belongs to a flow or a scheduler, which would wait for it")
     if job.conflict.mode == "redispatch":
         raise _refused(

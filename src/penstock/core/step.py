@@ -26,10 +26,10 @@ MOST_STEP_BYTES: Final = 1024 * 1024
 MOST_JOB_BYTES: Final = 16 * 1024 * 1024
 """The most bytes that the results of a job's steps can have together."""
 
-TRAVELLING_RESULT: Final = 1024
-"""A larger result does not travel with a claim."""
-TRAVELLING_STEPS: Final = 1000
-"""The records of a job with more steps do not travel with a claim."""
+SENT_RESULT: Final = 1024
+"""The largest result that is sent with a claim."""
+SENT_STEPS: Final = 1000
+"""The most steps of a job whose records are sent with a claim."""
 
 _BEYOND: Final = 2**53
 
@@ -61,7 +61,7 @@ class Step(msgspec.Struct, frozen=True):
 
     ``number`` gives the order in which the steps of a job were first recorded, ``at_ms`` is when this record was
     written. ``until_ms`` is when the wait of a step is over (0: never). ``result`` is ``None`` if it is larger than
-    ``TRAVELLING_RESULT`` and the caller did not ask for this step by name; ``size`` is its size.
+    ``SENT_RESULT`` and the caller did not ask for this step by name; ``size`` is its size.
     """
 
     name: str
@@ -91,10 +91,10 @@ class StepBody(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, step: NewStep) -> StepBody:
-        """Return the body of a new record, without a result that does not travel."""
+        """Return the body of a new record, without a result that is too large to be sent with a claim."""
         size = len(step.result)
-        travelling = step.result if size <= TRAVELLING_RESULT else None
-        return cls(step.arguments, step.failures, step.failure, size, travelling)
+        sent = step.result if size <= SENT_RESULT else None
+        return cls(step.arguments, step.failures, step.failure, size, sent)
 
     def step(
         self,

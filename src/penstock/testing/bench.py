@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 from penstock.client.decorators import Batching
 from penstock.client.session import Session
-from penstock.client.waiter import Expected, Waiter
+from penstock.client.waiter import ResultWait, Waiter
 from penstock.core.job import Lease
 from penstock.core.outcome import Abort, Complete, Fail, chance, wall_clock
 from penstock.core.units import MAX_MS
@@ -127,11 +127,11 @@ class _TimePassingWaiter(Waiter):
         super().__init__(storage, queue)
         self._pass_time = pass_time
 
-    async def begin(self, expected: Expected, since: int) -> None:
+    async def begin(self, expected: ResultWait, since: int) -> None:
         await super().begin(expected, since)
         await self._pass_time(self._queue, expected.id, expected.within_ms)
 
-    async def watch(self, expected: Expected) -> None:
+    async def watch(self, expected: ResultWait) -> None:
         await self._pass_time(self._queue, expected.id, expected.within_ms)
         await super().watch(expected)
 

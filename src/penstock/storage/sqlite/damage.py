@@ -247,7 +247,7 @@ def _salvaged(unit: Unit, damaged: Damaged) -> tuple[Record, bool]:
         extras = _extras_of_steps(unit, record.key)
     values |= {
         "packed_extras": None if extras is None else pack_extras(extras),
-        "binds": int(extras is not None and extras.binds),
+        "binds": int(extras is not None and extras.is_linked),
     }
     values |= {"rerun": None, "failure": None, "payload": None if damaged.has_payload else b""}
     if record.slot_hold not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:

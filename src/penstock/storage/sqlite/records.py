@@ -161,7 +161,7 @@ class Record(msgspec.Struct, gc=False):
         has_any = extras is not None and extras != EMPTY_EXTRAS
         self.packed_extras = pack_extras(extras) if has_any else None
         self.unpacked_extras = None
-        self.binds = int(extras is not None and extras.binds)
+        self.binds = int(extras is not None and extras.is_linked)
 
     def renumber(self, number: int, *, lifo: bool) -> None:
         """Set the number in line, negative for LIFO jobs."""

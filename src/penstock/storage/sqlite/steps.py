@@ -12,8 +12,8 @@ from penstock.core.job import EMPTY_EXTRAS, pack_extras
 from penstock.core.lifecycle import CopyStepsAnswer, EventType, ResetAnswer, StepAnswer
 from penstock.core.step import (
     FINAL,
-    TRAVELLING_RESULT,
-    TRAVELLING_STEPS,
+    SENT_RESULT,
+    SENT_STEPS,
     NewStep,
     Step,
     StepBody,
@@ -97,7 +97,7 @@ def _known(unit: Unit, places: list[_Place]) -> dict[_Place, tuple[int, str]]:
 
 def _row(unit: Unit, job: _Job, step: NewStep, number: int) -> tuple[Any, ...]:
     until_ms = unit.now_ms + step.delay_ms if step.delay_ms else 0
-    large = step.result if len(step.result) > TRAVELLING_RESULT else None
+    large = step.result if len(step.result) > SENT_RESULT else None
     body = pack_body(StepBody.of(step))
     return (job.key, step.name, number, step.status, unit.now_ms, until_ms, body, large)
 
@@ -146,8 +146,8 @@ def _mark_and_extend(unit: Unit, jobs: Iterable[_Job], *, lease_ms: int) -> None
 
 def travelling_steps(unit: Unit, key: int) -> tuple[Step, ...] | None:
     """Return the steps that a lease carries; ``None`` if there are none, or too many."""
-    rows = unit.sql.execute(_sql["of_job"], (key, TRAVELLING_STEPS + 1)).fetchall()
-    return tuple(_steps(rows)) if 0 < len(rows) <= TRAVELLING_STEPS else None
+    rows = unit.sql.execute(_sql["of_job"], (key, SENT_STEPS + 1)).fetchall()
+    return tuple(_steps(rows)) if 0 < len(rows) <= SENT_STEPS else None
 
 
 def steps(view: View, id: str, *, names: Sequence[str] | None = None) -> list[Step]:

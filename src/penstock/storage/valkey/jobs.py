@@ -384,7 +384,7 @@ def _body(job: NewJob) -> bytes:
         | _RUN_ID * (job.run_id != "")
         | _WRITE_ID * (job.write_id != "")
         | _EXTRAS * (extras is not None)
-        | _BINDS * (extras is not None and extras.binds)
+        | _BINDS * (extras is not None and extras.is_linked)
     )
     parts = [stored_options(job.options).head(flags)]
     if job.priority:

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.lifecycle import CopyStepsAnswer, ResetAnswer, StepAnswer
 from penstock.core.step import (
-    TRAVELLING_RESULT,
+    SENT_RESULT,
     NewStep,
     Step,
     StepBody,
@@ -113,7 +113,7 @@ def _arguments(step: NewStep) -> tuple[Arg, ...]:
     )
     failure = step.failure
     error = ("", "") if failure is None else (failure.type, failure.message)
-    large = step.result if size > TRAVELLING_RESULT else b""
+    large = step.result if size > SENT_RESULT else b""
     return (step.id, head, step.name, pack_body(StepBody.of(step)), large, event_data(step), *error)
 
 

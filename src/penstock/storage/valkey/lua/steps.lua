@@ -6,7 +6,7 @@
 
 do
 
-local MOST_TRAVELLING = 1000 -- TRAVELLING_STEPS in core/step.py
+local MOST_SENT = 1000 -- SENT_STEPS in core/step.py
 local COMPLETED, FAILED, STARTED = 99, 102, 115 -- the letters c, f and s
 
 function Steps.key(id)
@@ -36,7 +36,7 @@ end
 function Steps.travelling(job)
   local key = Steps.key(job.id)
   local count = call('HLEN', key)
-  if count == 0 or count > MOST_TRAVELLING then return nil end
+  if count == 0 or count > MOST_SENT then return nil end
   local fields, packed = call('HGETALL', key), { pack('>I4', count) }
   for i = 1, #fields, 2 do
     packed[#packed + 1] = pack('>H', #fields[i]) .. fields[i] .. pack('>I4', #fields[i + 1]) .. fields[i + 1]
