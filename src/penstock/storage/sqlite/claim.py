@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +31,7 @@ from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import check_budgets
 from penstock.storage.values import Claimed, Extended, Held, Take
 
+_CLAIMED: Final = EventType.CLAIMED.value
 _sql = statements("claim")
 _json = msgspec.json.Encoder()
 _SPENT = Failure("BudgetExceeded", FAILURE_TEXTS["BudgetExceeded"])
@@ -214,7 +215,7 @@ def _note_claims(unit: Unit, leases: list[Lease], waits_ms: list[int], worker: s
             (*row, lease.extras.group if lease.extras else "")
             for row, lease in zip(rows, leases, strict=True)
         ]
-    unit.notes.add_rows(EventType.CLAIMED, columns, rows)
+    unit.notes.add_rows(_CLAIMED, columns, rows)
 
 
 def _next_due_in(unit: Unit) -> int | None:

@@ -11,17 +11,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.storage.bounds import (
-    CLOCK_APART_MS,
-    CLOCK_DOUBT_MS,
-    CLOCK_GAP_MS,
-    CLOCK_LAG_KEPT_MS,
-    CLOCK_NEAR_MS,
-    CLOCK_RECHECK_MS,
-    CLOCK_SET_BACK_MS,
-    CLOCK_SLOWLY,
-    CLOCK_TERM_MS,
-)
+from penstock.storage import bounds
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
@@ -105,12 +95,12 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         """Return the queue time at which the wall clock will show ``instant_ms``. Until then, the two approach each
         other."""
         ahead = self.now_ms - self.wall_ms
-        if abs(ahead) < CLOCK_APART_MS:
+        if abs(ahead) < bounds.CLOCK_APART_MS:
             return instant_ms
         left_ms = instant_ms - self.wall_ms
         if left_ms <= 0:
             return min(instant_ms, self.now_ms)
-        shrunk = left_ms // CLOCK_SLOWLY
+        shrunk = left_ms // bounds.CLOCK_SLOWLY
         return instant_ms + (max(ahead - shrunk, 0) if ahead > 0 else min(ahead + shrunk, 0))
 
     def renewed(self) -> Moment:
@@ -160,21 +150,21 @@ def moment_after(
     elapsed = reading.boot_ms - since if is_proven else max(wall - since, 0)
     now = last_ms + elapsed
     ahead = now - wall
-    most = (since + elapsed) // CLOCK_SLOWLY - since // CLOCK_SLOWLY
-    if ahead > 0 and not is_proven and wall >= last_ms - CLOCK_NEAR_MS:
+    most = (since + elapsed) // bounds.CLOCK_SLOWLY - since // bounds.CLOCK_SLOWLY
+    if ahead > 0 and not is_proven and wall >= last_ms - bounds.CLOCK_NEAR_MS:
         now = max(wall, last_ms)  # The clock has caught up.
     else:
         now = wall + _converged(ahead, most)
     was_ahead = _converged(last_ms - seen.wall_ms, most)
-    is_corrected = abs(now - wall - was_ahead) >= CLOCK_APART_MS
+    is_corrected = abs(now - wall - was_ahead) >= bounds.CLOCK_APART_MS
     set_back = seen.wall_ms - wall
-    if elapsed >= CLOCK_GAP_MS or set_back >= CLOCK_SET_BACK_MS or is_corrected:
+    if elapsed >= bounds.CLOCK_GAP_MS or set_back >= bounds.CLOCK_SET_BACK_MS or is_corrected:
         marks = _unpack(packed_marks) if packed_marks else _NOTHING
         if is_corrected:
             marks = msgspec.structs.replace(marks, follow=1)
-        if set_back >= CLOCK_SET_BACK_MS:
+        if set_back >= bounds.CLOCK_SET_BACK_MS:
             marks = _after_set_back(marks, set_back, last_ms)
-        if elapsed >= CLOCK_GAP_MS:
+        if elapsed >= bounds.CLOCK_GAP_MS:
             marks = _after_gap(marks, last_ms, now, is_proven=is_proven)
         packed_marks = _packed(marks)
     return Moment(now, wall, reading.boot_ms, reading.boot, packed_marks)
@@ -187,19 +177,21 @@ def _converged(ahead_ms: int, most_ms: int) -> int:
 def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:
     """Conclude that a jump in doubt was wrong if the clock takes half of it back."""
     doubt_until = marks.doubt_until
-    if marks.lag_ms and last_ms < marks.edge + CLOCK_DOUBT_MS and by_ms >= marks.lag_ms / 2:
-        doubt_until = marks.edge + CLOCK_LAG_KEPT_MS
-    return msgspec.structs.replace(marks, doubt_until=doubt_until, recheck_until=last_ms + CLOCK_RECHECK_MS)
+    if marks.lag_ms and last_ms < marks.edge + bounds.CLOCK_DOUBT_MS and by_ms >= marks.lag_ms / 2:
+        doubt_until = marks.edge + bounds.CLOCK_LAG_KEPT_MS
+    return msgspec.structs.replace(
+        marks, doubt_until=doubt_until, recheck_until=last_ms + bounds.CLOCK_RECHECK_MS
+    )
 
 
 def _after_gap(marks: Marks, from_ms: int, to_ms: int, *, is_proven: bool) -> Marks:
     """Record a gap, in which calls stopped or the clock jumped. Only the boot clock tells which."""
-    if from_ms - marks.gap_to >= CLOCK_TERM_MS:
+    if from_ms - marks.gap_to >= bounds.CLOCK_TERM_MS:
         marks = msgspec.structs.replace(marks, gap_from=from_ms, gap_to=to_ms)
-    if to_ms - from_ms < CLOCK_DOUBT_MS or is_proven:
+    if to_ms - from_ms < bounds.CLOCK_DOUBT_MS or is_proven:
         return marks
     lag_ms = marks.lag_ms if to_ms < marks.doubt_until else 0
-    doubt_until = max(marks.doubt_until, to_ms + CLOCK_DOUBT_MS)
+    doubt_until = max(marks.doubt_until, to_ms + bounds.CLOCK_DOUBT_MS)
     return msgspec.structs.replace(
         marks, lag_ms=lag_ms + to_ms - from_ms, edge=to_ms, doubt_until=doubt_until
     )

@@ -198,8 +198,8 @@ def highest_number(sql: sqlite3.Connection) -> int:
 def begin_history(sql: sqlite3.Connection, identity: str, *, above: int = 0) -> None:
     """Begin a new epoch in a file that may be older than the last answers: a copy, or a backup.
 
-    Tokens issued since then must not repeat, in queues that are new here either. So all counters continue from a
-    number that no queue can have reached: it grows faster with the clock than a queue can draw numbers. If the
+    Tokens issued since then must not repeat, not even in queues that this file does not know. So all counters continue
+    from a number that no queue can have reached: it grows faster with the clock than a queue can draw numbers. If the
     clock is behind, the counters still rise by ``_NUMBERS_PER_S``, and above ``above``, the highest number of the
     previous file.
     """

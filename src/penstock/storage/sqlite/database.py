@@ -56,16 +56,9 @@ class Database:
         folder = None if path == MEMORY else signal_directory(file_identity(path))
         self.exchange = Exchange(folder, alone=path == MEMORY)
         self.writer = Writer(
-            sql,
-            path,
-            timeout_s=timeout_s,
-            on_commit=self.exchange.publish,
-            find_loss=self.find_loss,
-            checkpoints=checkpoints,
-            turn=open_turn(folder),
-            asked_at=asked_at,
-            has_waited=has_waited,
-        )
+            sql, path, timeout_s=timeout_s, on_commit=self.exchange.publish, find_loss=self.find_loss,
+            checkpoints=checkpoints, turn=open_turn(folder), asked_at=asked_at, has_waited=has_waited,
+        )  # fmt: skip
 
     def _checkpoints(self, sql: sqlite3.Connection) -> Checkpoints:
         try:

@@ -4,6 +4,7 @@ job."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import msgspec
 
@@ -31,6 +32,7 @@ from penstock.storage.sqlite.records import (
 from penstock.storage.sqlite.transitions import join_slot, keep_slot, new_record, queue_afresh, update
 from penstock.storage.sqlite.unit import Put, Unit
 
+_ENQUEUED: Final = EventType.ENQUEUED.value
 _sql = statements("fast_enqueue")
 _records_sql = statements("records")
 _news_sql = statements("news")
@@ -124,10 +126,6 @@ def put(unit: Unit, job: NewJob, to_come: frozenset[tuple[str, str]] = frozenset
     return _answer(record, status)
 
 
-def _status(unit: Unit, record: Record | None, job: NewJob) -> EnqueueStatus:
-    return "queued" if record is None else _decide(unit, record, job)
-
-
 def _enqueue(
     unit: Unit,
     record: Record | None,
@@ -191,8 +189,8 @@ def _dispatch(unit: Unit, record: Record, job: NewJob, status: EnqueueStatus) ->
             pass
 
 
-def _decide(unit: Unit, record: Record, job: NewJob) -> EnqueueStatus:
-    if job.unchecked or unit.is_over(record):
+def _status(unit: Unit, record: Record | None, job: NewJob) -> EnqueueStatus:
+    if record is None or job.unchecked or unit.is_over(record):
         return "queued"
     if record.is_staged and job.write_id != record.write_id:
         return "queued"
@@ -287,7 +285,7 @@ def _note_plain(unit: Unit, jobs: Sequence[NewJob], numbers: range) -> None:
         )
         for number, job in zip(numbers, jobs, strict=True)
     ]  # fmt: skip
-    unit.notes.add_rows(EventType.ENQUEUED, ("pri", "size"), rows)
+    unit.notes.add_rows(_ENQUEUED, ("pri", "size"), rows)
 
 
 def attach(

@@ -40,19 +40,11 @@ class EventNotes:
     def add(self, kind: str, at_ms: int, record: Record, **extra: Any) -> None:
         """Add an event of a job, with its record as it is now."""
         options = record.options
-        self._rows((kind, *_JOB_COLUMNS, *extra)).append(
-            (
-                at_ms,
-                record.id,
-                record.incarnation,
-                record.enqueued_at,
-                record.run_id,
-                options.task,
-                options.version,
-                record.state,
-                *extra.values(),
-            )
-        )
+        row = (
+            at_ms, record.id, record.incarnation, record.enqueued_at, record.run_id, options.task,
+            options.version, record.state, *extra.values(),
+        )  # fmt: skip
+        self._rows((kind, *_JOB_COLUMNS, *extra)).append(row)
         self.count += 1
 
     def add_rows(self, kind: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:

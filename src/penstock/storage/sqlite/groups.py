@@ -49,7 +49,7 @@ def group_of(unit: Unit, key: str) -> Group:
 
 
 def reread(unit: Unit, key: str) -> Group:
-    """Return the group under its new limit."""
+    """Read the limit of a group again, and return the group with it."""
     unit.limits.clear()
     group = group_of(unit, key)
     _apply(unit, group)

@@ -8,9 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.lifecycle import HoldAnswer, ReleaseAnswer
-from penstock.errors import InvalidOption
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.job_verbs import each
+from penstock.storage.sqlite.queries import read_cursor
 from penstock.storage.sqlite.queuerow import QueueRow, View
 from penstock.storage.sqlite.records import COMPLETED, FAILED, FINISHED, Record, as_job
 from penstock.storage.sqlite.unit import Unit
@@ -86,18 +86,9 @@ def _count(queue: QueueRow, state: str, by: int) -> None:
 
 def held(view: View, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
     """Return a page of the finished jobs that a consumer holds."""
-    place = _place(cursor) if cursor else (-1, "")
+    place = read_cursor(cursor, _cursors) if cursor else (-1, "")
     rows = view.sql.execute(_sql["held"], (view.queue.key, consumer, *place, limit + 1)).fetchall()
     jobs = [as_job(Record(*rest), payload, queue=view.name) for _, payload, *rest in rows[:limit]]
     if len(rows) <= limit:
         return JobPage(jobs)
     return JobPage(jobs, msgspec.json.encode((rows[limit - 1][0], jobs[-1].id)).decode())
-
-
-def _place(cursor: str) -> tuple[int, str]:
-    try:
-        return _cursors.decode(cursor)
-    except msgspec.DecodeError as error:
-        raise InvalidOption(
-            f"{cursor!r} is not a valid cursor: {error}. Use one that held returned."
-        ) from error

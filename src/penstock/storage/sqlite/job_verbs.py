@@ -86,20 +86,16 @@ def _cancel(unit: Unit, record: Record) -> CancelAnswer:
         case "cancelled":
             return "already_cancelled"
         case "active":
-            _ask_to_stop(unit, record)
+            drop_slot(unit, record)
+            if not record.cancelling:
+                record.cancelling = 1
+                unit.note(EventType.CANCELLING, record, run=record.runs)
             return "requested"
         case _:
             if record.is_staged:
                 record.run_at = unit.now_ms  # A retry must not stage it again.
             finish(unit, record, CANCELLED, run=record.runs)
             return "cancelled"
-
-
-def _ask_to_stop(unit: Unit, record: Record) -> None:
-    drop_slot(unit, record)
-    if not record.cancelling:
-        record.cancelling = 1
-        unit.note(EventType.CANCELLING, record, run=record.runs)
 
 
 def _cancel_rerun(unit: Unit, record: Record) -> CancelAnswer:
@@ -136,7 +132,7 @@ def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
 def retry_in_order(unit: Unit, record: Record, is_included: Callable[[Record], bool]) -> dict[str, Record]:
     """Retry the job, after the included jobs of this queue that it waits for again. Return the retried jobs.
 
-    A dependency that is retried after it would already have failed it.
+    A dependency that is retried later would already have failed the job again.
     """
     stack, opened, retried = [record], set[str](), dict[str, Record]()
     while stack:

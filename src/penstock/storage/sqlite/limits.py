@@ -17,16 +17,6 @@ from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, 
 from penstock.errors import CostTooHigh
 from penstock.storage.bounds import ADMITTED_AT_ONCE
 from penstock.storage.sqlite import groups, statements
-from penstock.storage.sqlite.groups import (
-    USES_GROUPS,
-    USES_LIMITS,
-    count,
-    group_of,
-    limit_of,
-    line_up,
-    move,
-    touch,
-)
 from penstock.storage.sqlite.queuerow import Group, View
 from penstock.storage.sqlite.records import WAITING, Record
 from penstock.storage.sqlite.unit import Unit
@@ -50,7 +40,7 @@ def head_of(unit: Unit, group: Group) -> Record | None:
 def _admit(unit: Unit, record: Record) -> None:
     if not record.slot_hold:
         record.renumber(unit.draw(), lifo=record.lifo)
-    move(unit, record, "w")
+    groups.move(unit, record, "w")
     record.state, record.blocked_by, record.slot_hold, record.ready_at = WAITING, "", 0, unit.now_ms
     unit.note(EventType.UNBLOCKED, record, run=record.runs)
     unit.touch(record)
@@ -114,7 +104,7 @@ def _over_at(unit: Unit, group: Group) -> int:
 
 def next_look(unit: Unit) -> int | None:
     """Return when the first group must be filled again."""
-    if not unit.queue.uses & USES_GROUPS:
+    if not unit.queue.uses & groups.USES_GROUPS:
         return None
     at: int | None = unit.sql.execute(_sql["next_look"], (unit.queue.key,)).fetchone()[0]
     return at
@@ -122,7 +112,7 @@ def next_look(unit: Unit) -> int | None:
 
 def fill_due(unit: Unit, *, limit: int) -> int:
     """Fill the groups that are due. Return their number, at most ``limit``."""
-    if not unit.queue.uses & USES_GROUPS:
+    if not unit.queue.uses & groups.USES_GROUPS:
         return 0
     due = _touch_all(unit, "due", unit.now_ms, limit)
     if due:
@@ -135,15 +125,15 @@ def fill_from(unit: Unit, key: str, *, limit: int) -> None:
     """Fill the groups after this key, because a shared limit has changed. Sweeps continue beyond ``limit``."""
     keys = unit.sql.execute(_sql["keys_after"], (unit.queue.key, key, limit)).fetchall()
     for (group_key,) in keys:
-        touch(unit, group_of(unit, group_key))
+        groups.touch(unit, groups.group_of(unit, group_key))
     unit.queue.regroup = keys[-1][0] if len(keys) == limit else ""
 
 
 def sweep_groups(unit: Unit, *, limit: int) -> int:
     """Run the time-based maintenance of groups. Return the largest number of groups of one kind."""
-    if unit.queue.uses & USES_LIMITS:
+    if unit.queue.uses & groups.USES_LIMITS:
         _sweep_queue(unit)
-    if not unit.queue.uses & USES_GROUPS:
+    if not unit.queue.uses & groups.USES_GROUPS:
         return 0
     seen = fill_due(unit, limit=limit)
     if unit.queue.regroup:
@@ -152,30 +142,30 @@ def sweep_groups(unit: Unit, *, limit: int) -> int:
     fill_touched(unit)
     unit.flush()
     if not unit.sql.execute(_sql["any"], {"queue": unit.queue.key}).fetchone()[0]:
-        unit.queue.uses &= ~USES_GROUPS
+        unit.queue.uses &= ~groups.USES_GROUPS
     return limit if unit.queue.regroup else seen
 
 
 def _sweep_queue(unit: Unit) -> None:
     """Stop checking the limits of a queue that has none and is not parked."""
-    if group_of(unit, "").parked_until <= unit.now_ms and limit_of(unit, "") == Limit():
+    if groups.group_of(unit, "").parked_until <= unit.now_ms and groups.limit_of(unit, "") == Limit():
         unit.sql.execute(_sql["drop"], (unit.queue.key, ""))
         del unit.groups[""]
-        unit.queue.uses &= ~USES_LIMITS
+        unit.queue.uses &= ~groups.USES_LIMITS
 
 
 def _touch_all(unit: Unit, which: str, *arguments: int) -> int:
     keys = unit.sql.execute(_sql[which], (unit.queue.key, *arguments)).fetchall()
     for (key,) in keys:
-        touch(unit, group_of(unit, key))
+        groups.touch(unit, groups.group_of(unit, key))
     return len(keys)
 
 
 def recount(unit: Unit, key: str, members: list[Record], *, repair: bool) -> bool:
     """Return whether the group's counts and line match its members. With ``repair``, correct them."""
-    stored, right = group_of(unit, key), Group(key)
+    stored, right = groups.group_of(unit, key), Group(key)
     for record in members:
-        count(right, record.group_role, 1, record.extras.cost)
+        groups.count(right, record.group_role, 1, record.extras.cost)
     in_line = [record for record in members if record.group_role in ("b", "k")]
     lined_up = set(unit.sql.execute(_sql["line"], (unit.queue.key, key)).fetchall())
     is_right = lined_up == {(*record.line, record.id) for record in in_line} and all(
@@ -186,17 +176,17 @@ def recount(unit: Unit, key: str, members: list[Record], *, repair: bool) -> boo
             setattr(stored, name, getattr(right, name))
         unit.sql.execute(_sql["clear_line"], (unit.queue.key, key))
         for record in in_line:
-            line_up(unit, record)
-        touch(unit, stored)
+            groups.line_up(unit, record)
+        groups.touch(unit, stored)
     return is_right
 
 
 def allowance(unit: Unit, wanted: int) -> tuple[int, int | None]:
     """Return the number of leases that the queue's limits allow; if 0, also when that changes (``None``: when a job
     ends)."""
-    if not unit.queue.uses & USES_LIMITS:
+    if not unit.queue.uses & groups.USES_LIMITS:
         return wanted, None
-    queue, now_ms = group_of(unit, ""), unit.now_ms
+    queue, now_ms = groups.group_of(unit, ""), unit.now_ms
     limit = queue.limit
     if queue.parked_until > now_ms:
         return 0, queue.parked_until - now_ms
@@ -218,7 +208,7 @@ def set_limit(
     ``expected``."""
     if expected is not UNSET and limits(unit).get(group) != expected:
         return False
-    if group != EVERY_GROUP and not group_of(unit, group).is_stored:
+    if group != EVERY_GROUP and not groups.group_of(unit, group).is_stored:
         del unit.groups[group]  # The window and the bucket of the old limit do not count for the new one.
     if limit is None:
         unit.sql.execute(_sql["remove_limit"], (unit.queue.key, group))
@@ -226,7 +216,7 @@ def set_limit(
         unit.sql.execute(_sql["set_limit"], (unit.queue.key, group, msgspec.json.encode(limit).decode()))
     data = msgspec.json.encode({"limit": limit}).decode()
     unit.notes.add_queue(EventType.CONFIGURED, unit.now_ms, grp=group, data=data)
-    unit.queue.uses |= USES_GROUPS if group else USES_LIMITS
+    unit.queue.uses |= groups.USES_GROUPS if group else groups.USES_LIMITS
     _reach(unit, group)
     return True
 
@@ -236,7 +226,7 @@ def _reach(unit: Unit, key: str) -> None:
         unit.limits.clear()
         fill_from(unit, "", limit=ADMITTED_AT_ONCE)
     else:
-        touch(unit, groups.reread(unit, key))
+        groups.touch(unit, groups.reread(unit, key))
     if not key:
         unit.wakes.add("w")
 
@@ -250,15 +240,17 @@ def list_groups(unit: Unit, *, cursor: str = "", limit: int = 100, keys: Sequenc
     """Return the groups of these keys, where the empty key is the queue itself; without keys, a page of the groups
     that have a record. The cursor is the last key on it."""
     if keys:
-        return GroupPage([_state(unit, group_of(unit, key)) if key else _queue_state(unit) for key in keys])
+        return GroupPage(
+            [_state(unit, groups.group_of(unit, key)) if key else _queue_state(unit) for key in keys]
+        )
     listed = [key for (key,) in unit.sql.execute(_sql["keys_after"], (unit.queue.key, cursor, limit + 1))]
-    shown = [_state(unit, group_of(unit, key)) for key in listed[:limit]]
+    shown = [_state(unit, groups.group_of(unit, key)) for key in listed[:limit]]
     return GroupPage(shown, listed[limit - 1] if len(listed) > limit else "")
 
 
 def _queue_state(unit: Unit) -> GroupState:
     queue, now_ms = unit.queue, unit.now_ms
-    group = group_of(unit, "")
+    group = groups.group_of(unit, "")
     rate = group.limit.rate
     why: Reason = ""
     at = 0
@@ -299,7 +291,7 @@ def cost_refused(unit: Unit, job: NewJob) -> str | None:
     """Return why this job can never start; ``None`` if it can."""
     if job.extras is None or not job.extras.group:
         return None
-    bucket = limit_of(unit, job.extras.group).bucket
+    bucket = groups.limit_of(unit, job.extras.group).bucket
     if bucket is None or job.extras.cost <= bucket.capacity:
         return None
     return f"job {job.id} costs {job.extras.cost}; the bucket of its group {job.extras.group} holds {bucket.capacity}"

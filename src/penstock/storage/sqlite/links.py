@@ -91,16 +91,10 @@ def _dead_letter(unit: Unit, record: Record, handled_by: str) -> NewJob:
     if payload is None:
         payload = unit.sql.execute(_sql["payload"], (record.key,)).fetchone()[0]
     return dead_letter_job(
-        queue=unit.queue.name,
-        id=record.id,
-        incarnation=record.incarnation,
-        task=record.options.task,
-        payload=payload,
-        failure=unpack_failure(record.failure),
-        failures=record.failures,
-        failed_at_ms=unit.now_ms,
-        handled_by=handled_by,
-    )
+        queue=unit.queue.name, id=record.id, incarnation=record.incarnation, task=record.options.task,
+        payload=payload, failure=unpack_failure(record.failure), failures=record.failures,
+        failed_at_ms=unit.now_ms, handled_by=handled_by,
+    )  # fmt: skip
 
 
 def deliver(transaction: Transaction, unit: Unit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -36,6 +36,8 @@ from penstock.storage.values import (
     QueueSettings,
     WorkerRecord,
 )
+
+Place = TypeVar("Place")
 
 _sql = statements("read")
 _json = msgspec.json.Encoder()
@@ -77,7 +79,7 @@ def list_jobs(
     after = after_place(first, second, "<" if reverse else ">") if cursor else ""
     values: dict[str, Any] = {"queue": view.queue.key, "state": state.value, "limit": limit + 1}
     if cursor:
-        values["first"], values["second"] = place_of(cursor)
+        values["first"], values["second"] = read_cursor(cursor, _cursors)
     rows = view.sql.execute(text.replace("{and_after}", after), values).fetchall()
     records = [(Record(*rest), payload) for payload, *rest in rows]
     jobs = [as_job(record, payload, queue=view.name) for record, payload in records[:limit]]
@@ -93,13 +95,13 @@ def after_place(first: str, second: str, sign: str) -> str:
     return f"AND j.{first} {sign}= :first AND (j.{first}, j.{second}) {sign} (:first, :second)"
 
 
-def place_of(cursor: str) -> tuple[int, int | str]:
+def read_cursor(cursor: str, decoder: msgspec.json.Decoder[Place]) -> Place:
     """Return the place of a cursor. Raise ``InvalidOption`` if it is not valid."""
     try:
-        return _cursors.decode(cursor)
+        return decoder.decode(cursor)
     except msgspec.DecodeError as error:
         raise InvalidOption(
-            f"{cursor!r:.80} is not a valid cursor: {error}. Use one that list_jobs returned."
+            f"{cursor!r:.80} is not a valid cursor: {error}. Use one that the same call returned."
         ) from error
 
 
@@ -289,7 +291,7 @@ def _walk(view: View, query: Query, *, cursor: str, limit: int) -> list[Record]:
         "error_type": query.error_type,
     }
     if cursor:
-        values["first"], values["second"] = place_of(cursor)
+        values["first"], values["second"] = read_cursor(cursor, _cursors)
     return [Record(*row) for row in view.sql.execute(text, {**values, "limit": limit})]
 
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.staging import staged_at_ms
-from penstock.errors import InvalidOption
 from penstock.storage.sqlite import flows, groups, statements
 from penstock.storage.sqlite.job_verbs import retry_in_order
+from penstock.storage.sqlite.queries import read_cursor
 from penstock.storage.sqlite.queuerow import USES_STAGED
 from penstock.storage.sqlite.records import BLOCKED, CANCELLED, FAILED, GROUP, Record, Slot
 from penstock.storage.sqlite.schedules import forget_jobs
@@ -101,14 +101,7 @@ _cursors = msgspec.json.Decoder(_Cursor)
 
 
 def _resume(unit: Unit, cursor: str, walk: str) -> _Cursor:
-    if not cursor:
-        return _start(unit.queue.seq, unit.now_ms, walk)
-    try:
-        return _cursors.decode(cursor)
-    except msgspec.DecodeError as error:
-        raise InvalidOption(
-            f"{cursor!r} is not a cursor of this verb: {error}. Use one that it returned."
-        ) from error
+    return read_cursor(cursor, _cursors) if cursor else _start(unit.queue.seq, unit.now_ms, walk)
 
 
 def _start(seq: int, now_ms: int, walk: str) -> _Cursor:
@@ -199,16 +192,11 @@ def drain(unit: Unit, *, scheduled: bool = False, limit: int = 1000, cursor: str
 def clean(unit: Unit, state: State, *, older_than_ms: int = 0, limit: int = 1000, cursor: str = "") -> Bulk:
     """Remove jobs that ended as ``state`` at least ``older_than_ms`` ago, in the order of their expiry."""
     at = _resume(unit, cursor, "finished")
-    seen, done = _walk(
-        unit,
-        at,
-        state.value,
-        limit=limit,
-        is_included=lambda record: (
-            record.finished_at <= at.now_ms - older_than_ms and record.held_until <= unit.now_ms
-        ),
-        act=remove,
-    )
+
+    def is_included(record: Record) -> bool:
+        return record.finished_at <= at.now_ms - older_than_ms and record.held_until <= unit.now_ms
+
+    seen, done = _walk(unit, at, state.value, limit=limit, is_included=is_included, act=remove)
     return _progress(at, done=done, more=seen == limit)
 
 

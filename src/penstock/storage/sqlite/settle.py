@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -52,6 +52,7 @@ from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import add_usage
 from penstock.storage.values import Finished, Report, Settled, SettledBatch, Settlement, Take
 
+_COMPLETED: Final = EventType.COMPLETED.value
 _sql = statements("settle")
 _ANSWER = Settled(True, State.COMPLETED)
 _fast_sql = statements("fast_settle")
@@ -352,4 +353,4 @@ def _note(unit: Unit, jobs: list[_Held], results: list[bytes], keys: list[str]) 
     if keys:
         columns = (*columns, "grp")
         rows = [(*row, key) for row, key in zip(rows, keys, strict=True)]
-    unit.notes.add_rows(EventType.COMPLETED, columns, rows)
+    unit.notes.add_rows(_COMPLETED, columns, rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.bounds import CLOCK_TERM_MS, NEWS_KEPT_MS, REPLAY_KEPT_MS, WORKERS_KEPT_MS
@@ -46,10 +48,10 @@ def sweep(unit: Unit, *, limit: int = 1000) -> Swept:
     """Run one bounded round."""
     settings = unit.queue.settings
     promoted = promote_due(unit, limit=limit)
-    unblocked = _time_out(unit, limit)
+    unblocked = _each_of(unit, time_out, _records(unit, "timed_out", unit.now_ms, limit))
     _renew_leases(unit)
     rescued = _rescue(unit, limit)
-    expired = _expire(unit, limit)
+    expired = _each_of(unit, _expire, _records(unit, "past_ttl", unit.now_ms, limit))
     regrouped = sweep_groups(unit, limit=limit)
     if rescued and unit.queue.uses & USES_LIMITS and unit.queue.waiting:
         unit.wakes.add("w")
@@ -76,12 +78,12 @@ def _records(unit: Unit, statement: str, *arguments: object) -> list[Record]:
     return unit.adopt(rows)
 
 
-def _time_out(unit: Unit, limit: int) -> int:
-    due = _records(unit, "timed_out", unit.now_ms, limit)
-    for record in due:
-        time_out(unit, record)
-    unit.save(due)
-    return len(due)
+def _each_of(unit: Unit, act: Callable[[Unit, Record], None], records: list[Record]) -> int:
+    """Apply ``act`` to the records, and save them. Return their number."""
+    for record in records:
+        act(unit, record)
+    unit.save(records)
+    return len(records)
 
 
 def _renew_leases(unit: Unit) -> None:
@@ -104,10 +106,7 @@ def _rescue(unit: Unit, limit: int) -> int:
     now_ms = unit.now_ms
     most, least = protected_ms(unit.sql)
     stalled = _records(unit, "stalled", now_ms, now_ms - most, now_ms - least, limit)
-    for record in stalled:
-        _rescue_one(unit, record)
-    unit.save(stalled)
-    return len(stalled)
+    return _each_of(unit, _rescue_one, stalled)
 
 
 def _rescue_one(unit: Unit, record: Record) -> None:
@@ -137,21 +136,17 @@ def _stalled(unit: Unit, record: Record, worker: str) -> Failure:
     return Failure("Stalled", FAILURE_TEXTS["Stalled"] % (record.stalls, worker))
 
 
-def _expire(unit: Unit, limit: int) -> int:
-    past = _records(unit, "past_ttl", unit.now_ms, limit)
-    for record in past:
-        # The expiry of a dependency may have ended this job already.
-        if record.state in (SCHEDULED, WAITING, BLOCKED):
-            expire(unit, record)
-    unit.save(past)
-    return len(past)
+def _expire(unit: Unit, record: Record) -> None:
+    """End a job past its ttl, unless the expiry of a dependency has ended it already."""
+    if record.state in (SCHEDULED, WAITING, BLOCKED):
+        expire(unit, record)
 
 
 def _prune(unit: Unit, settings: QueueSettings, limit: int) -> int:
     lag_ms, edge = unit.moment.lag
-    pruned = _drop(unit, _records(unit, "forgotten", 0, unit.now_ms - lag_ms, limit))
+    pruned = _each_of(unit, _drop, _records(unit, "forgotten", 0, unit.now_ms - lag_ms, limit))
     if lag_ms and edge > unit.now_ms - lag_ms:
-        pruned += _drop(unit, _records(unit, "forgotten", edge, unit.now_ms, limit))
+        pruned += _each_of(unit, _drop, _records(unit, "forgotten", edge, unit.now_ms, limit))
     lapse(unit, limit=limit)
     queue = unit.queue
     for state, keep, held in (
@@ -162,17 +157,14 @@ def _prune(unit: Unit, settings: QueueSettings, limit: int) -> int:
             total = getattr(queue, state)
             surplus = min(total - keep, total - held)
             if surplus > 0:
-                pruned += _drop(unit, _records(unit, "surplus", state, min(surplus, limit)))
+                pruned += _each_of(unit, _drop, _records(unit, "surplus", state, min(surplus, limit)))
     return pruned
 
 
-def _drop(unit: Unit, records: list[Record]) -> int:
-    for record in records:
-        if record.binds and record.state != COMPLETED:
-            unit.links.removed(unit, record)
-        record.state = REMOVED
-    unit.save(records)
-    return len(records)
+def _drop(unit: Unit, record: Record) -> None:
+    if record.binds and record.state != COMPLETED:
+        unit.links.removed(unit, record)
+    record.state = REMOVED
 
 
 def _forget(unit: Unit) -> None:

@@ -123,9 +123,8 @@ class Unit:
         self._ended: dict[int, Finished] = {}
         self._news: list[tuple[str, Finished]] = []
         self._listeners: list[tuple[Record, str]] = []
-        self._without_log: list[int] = []
-        self._without_signals: list[int] = []
-        self._without_steps: list[int] = []
+        self._to_clear: defaultdict[str, list[int]] = defaultdict(list)
+        """The keys of jobs by the side table from which to delete their rows."""
 
     def set_moment(self, moment: Moment) -> None:
         """Use another time from here on."""
@@ -178,16 +177,16 @@ class Unit:
     def clear_log(self, record: Record) -> None:
         """Delete the log lines of an earlier incarnation."""
         if record.key:
-            self._without_log.append(record.key)
+            self._to_clear["logs"].append(record.key)
 
     def clear_side_values(self, record: Record) -> None:
         """Delete kept signals and steps. Call it while the extras still show that there are any."""
         if record.packed_extras is not None and record.key:
             extras = record.extras
             if extras.received or extras.kept:
-                self._without_signals.append(record.key)
+                self._to_clear["signals"].append(record.key)
             if extras.has_steps:
-                self._without_steps.append(record.key)
+                self._to_clear["steps"].append(record.key)
 
     def find(self, ids: Iterable[str]) -> dict[str, Record]:
         """Return the records of these ids. Until they are saved, all callers get the same record for an id."""
@@ -273,15 +272,13 @@ class Unit:
             record.was = record.state
         # A job that was enqueued and has ended in one call is written in full.
         self._update([*changed, *(record for record in new if record.finished_at)])
-        if self._without_signals:
-            self.sql.execute(_sql["delete_signals"], (_json.encode(self._without_signals).decode(),))
-        if self._without_steps:
-            self.sql.execute(_sql["delete_steps"], (_json.encode(self._without_steps).decode(),))
+        for table, keys in self._to_clear.items():
+            self.sql.execute(_sql[f"delete_{table}"], (_json.encode(keys).decode(),))
         if any(state == SCHEDULED for _, state in moves):
             self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()
         self._ended, self._news, self._listeners = {}, [], []
-        self._without_log, self._without_signals, self._without_steps = [], [], []
+        self._to_clear.clear()
         self._known, self._touched = {}, {}
 
     def _save_instants(self, records: Sequence[Record]) -> None:
@@ -326,8 +323,6 @@ class Unit:
         payloads = [(r.key, r.payload) for r in records if r.payload is not None]
         if payloads:
             self.sql.executemany(_sql["replace_payload"], payloads)
-        if self._without_log:
-            self.sql.execute(_sql["delete_logs"], (_json.encode(self._without_log).decode(),))
 
     def _delete(self, keys: list[int]) -> None:
         if keys:

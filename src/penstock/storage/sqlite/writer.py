@@ -262,7 +262,7 @@ class Writer:
         return Transaction(self.sql, self._option_keys, LINKS, locked_at=locked_at)
 
     def _locked_at(self, asked_at: float, *, has_waited: bool) -> float:
-        """Return since when no process could write, except the one that held the lock before us.
+        """Return since when no process has been able to write, except the one that held the lock before us.
 
         It took the lock before we asked for it, but after the file was last written, and after we last held it.
         """
@@ -272,7 +272,7 @@ class Writer:
         return min(asked_at, max(self._held_at, now - quiet_s(self.sql)))
 
     def _note_lock(self, locked_at: float) -> None:
-        """Remember for the next transaction that others could not write since ``locked_at``, if that was long."""
+        """Remember for the next transaction that no other process has been able to write since ``locked_at``."""
         self._held_at = monotonic()
         if self._held_at - locked_at >= LONG_S:
             self._long_lock = (locked_at, self._held_at)

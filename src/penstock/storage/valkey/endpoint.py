@@ -27,17 +27,9 @@ from penstock.errors import InvalidOption
 Topology = Literal["standalone", "cluster", "sentinel"]
 
 OPTIONS: Final = (
-    "connect_timeout",
-    "db",
-    "namespace",
-    "replicas",
-    "sentinel_password",
-    "sentinel_username",
-    "ssl_ca_certs",
-    "ssl_certfile",
-    "ssl_check_hostname",
-    "ssl_keyfile",
-)
+    "connect_timeout", "db", "namespace", "replicas", "sentinel_password", "sentinel_username", "ssl_ca_certs",
+    "ssl_certfile", "ssl_check_hostname", "ssl_keyfile",
+)  # fmt: skip
 _SCHEME: Final = re.compile(r"(?P<base>valkeys?|rediss?)(\+(?P<kind>cluster|sentinel|unix))?\Z")
 _HOST: Final = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]@\s]*))(?::(?P<port>[0-9]{1,5}))?\Z"

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 from msgspec.structs import astuple
 
+from penstock.core import lifecycle
 from penstock.core.job import (
     DEFAULT_CONFLICT,
     DEFAULT_OPTIONS,
@@ -27,18 +28,7 @@ from penstock.core.job import (
     pack_extras,
     unpack_extras,
 )
-from penstock.core.lifecycle import (
-    AttachAnswer,
-    BlockedBy,
-    CancelAnswer,
-    ChangeAnswer,
-    HoldAnswer,
-    ReleaseAnswer,
-    SchedulerAnswer,
-    SignalAnswer,
-    State,
-    UnchangedAnswer,
-)
+from penstock.core.lifecycle import BlockedBy, State
 from penstock.core.outcome import Failure, damaged_failure
 from penstock.core.staging import check_staged, staged_at_ms
 from penstock.storage.valkey.commands import Arg
@@ -143,15 +133,15 @@ def letters_of(answers: Any, **others: str) -> dict[str, Any]:
 
 
 ANSWERS: Final = {
-    "attach": letters_of(AttachAnswer),
-    "cancel": letters_of(CancelAnswer, x="cancelled", d="rerun_cancelled"),
-    "change": letters_of(ChangeAnswer),
+    "attach": letters_of(lifecycle.AttachAnswer),
+    "cancel": letters_of(lifecycle.CancelAnswer, x="cancelled", d="rerun_cancelled"),
+    "change": letters_of(lifecycle.ChangeAnswer),
     "extend": letters_of(Extended, x="expired"),
-    "hold": letters_of(HoldAnswer),
-    "put_scheduler": letters_of(SchedulerAnswer, s="unchanged"),
-    "release": letters_of(ReleaseAnswer),
-    "remove_unchanged": letters_of(UnchangedAnswer),
-    "signal": letters_of(SignalAnswer),
+    "hold": letters_of(lifecycle.HoldAnswer),
+    "put_scheduler": letters_of(lifecycle.SchedulerAnswer, s="unchanged"),
+    "release": letters_of(lifecycle.ReleaseAnswer),
+    "remove_unchanged": letters_of(lifecycle.UnchangedAnswer),
+    "signal": letters_of(lifecycle.SignalAnswer),
 }
 """The answers of verbs by the letters of their replies. ``on_ids`` needs none: its verbs have no other letters."""
 ENQUEUED: Final[dict[int, EnqueueStatus]] = {
@@ -359,17 +349,10 @@ def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
         check_staged(job)
         run_at_ms = staged_at_ms(job.write_id)
     special = [
-        job.delay_ms,
-        -1 if run_at_ms is None else run_at_ms,
-        job.unchecked,
-        job.notify,
-        conflict.mode,
-        conflict.payload == "keep",
-        conflict.run_at,
-        conflict.options == "keep",
-        conflict.reset_counts,
+        job.delay_ms, -1 if run_at_ms is None else run_at_ms, job.unchecked, job.notify,
+        conflict.mode, conflict.payload == "keep", conflict.run_at, conflict.options == "keep", conflict.reset_counts,
         *((dedup.key, _mode(dedup), dedup.ttl_ms) if dedup else ()),
-    ]
+    ]  # fmt: skip
     if not job.after:
         return special
     return [*special, *(() if dedup else (False, "", 0)), encode_after(job.after, to_come)]

@@ -159,16 +159,10 @@ def _dead_letter(message: bytes, source: str) -> bytes:
         at += length
     id, handled_by, task, failure = parts
     job = dead_letter_job(
-        queue=source,
-        id=id.decode(),
-        incarnation=i1 << 32 | i2,
-        task=task.decode(),
-        payload=message[at:],
-        failure=decode_failure(failure) if failure else None,
-        failures=failures,
-        failed_at_ms=t1 << 32 | t2,
+        queue=source, id=id.decode(), incarnation=i1 << 32 | i2, task=task.decode(), payload=message[at:],
+        failure=decode_failure(failure) if failure else None, failures=failures, failed_at_ms=t1 << 32 | t2,
         handled_by=handled_by.decode(),
-    )
+    )  # fmt: skip
     return b"p" + encode_put(job)
 
 

@@ -1,6 +1,6 @@
 -- Admission: blocked members of groups with room enter waiting; and how many leases the queue's own limits allow.
 
--- Return how many members could be admitted at most, whatever they cost.
+-- Return the most members that could be admitted, whatever they cost.
 function Groups.room(group)
   local limit, room = group.limit, min(group.b, BOUNDS.ADMITTED_AT_ONCE)
   if room == 0 or Groups.why(group) then return 0 end

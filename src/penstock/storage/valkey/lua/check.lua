@@ -195,7 +195,7 @@ local function is_right(group, line, stored)
   return #members == group.b
 end
 
--- Check the counts of groups, and their blocked members: in one step, because members move, so only up to a number of jobs.
+-- Check the counts of groups and their blocked members, in one step because members move. Skip it if there are many jobs.
 local function check_groups(repair, problems)
   local counted, total = {}, 0
   local parts = { 'waiting', 'active', 'scheduled', 'blocked' }

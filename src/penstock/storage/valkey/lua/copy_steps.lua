@@ -1,6 +1,6 @@
 -- copy_steps: copies the steps that a job recorded before another step to a job that is not active.
--- arguments: lane, number, repeated, id, id of the other job, name of the first step that is not copied, whatever its key, end
---   of the data of the event
+-- arguments: stream, number, repeated, id, id of the other job, name of the first step that is not copied (whatever its
+--   key), end of the data of the event
 -- returns:   c copied, a the other job is active, u no such step, - not found
 -- events:    changed
 
@@ -55,8 +55,8 @@ end
 
 register('copy_steps', function(keys, args)
   open(keys)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return memo end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return kept end
   load({ args[4], args[5] }, true)
   local letter = copy(job_for(args[4]), job_for(args[5]), args[6], args[7])
   remember(args[1], args[2], letter)

@@ -230,7 +230,7 @@ local function unfinished(key)
   return unfinished_names, unfinished_entries
 end
 
--- Return the ids of those in this queue.
+-- Return the ids of the unfinished dependencies in this queue.
 function Flows.ids_to_wait_for_again(job)
   local ids, names = {}, unfinished(deps_of(job.id))
   for i = 1, #names do
@@ -304,7 +304,7 @@ function Flows.await(job)
   return failure_of('NothingToWaitFor', FAILURE_TEXTS.NothingToWaitFor)
 end
 
--- After the job's event: fail it if a dependency has failed it, unless it is active.
+-- Fail the job if a dependency has failed it, unless it is active. Call it after the event of the job.
 function Flows.conclude(job)
   if job.gone or job.state == 'a' or ENDED[job.state] then return end
   local cause = Flows.cause(job)

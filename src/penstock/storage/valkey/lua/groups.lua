@@ -1,6 +1,7 @@
 -- Groups: jobs that share a limit or an order; and the limits of the queue itself, which is the group of the empty key.
 --
--- The group_role of a job says how its group counts it: w, a, b as above, h holding, k holding and blocked, nil not at all.
+-- The group_role of a job says how its group counts it: w waiting, a active, b blocked, h holding, k holding and blocked,
+-- nil not at all.
 -- Its slot_hold says what it keeps while it is blocked or scheduled: 1 a place at the front, 2 the slot itself.
 -- settle() writes what changed about groups in this call, or earlier if their blocked members are to be read again.
 
@@ -59,7 +60,7 @@ function Groups.move(job, role)
   Groups.touch(group)
 end
 
--- Block the job. slot_hold as above; nil: it is new in the group's line.
+-- Block the job. slot_hold nil: it is new in the group's line.
 function Groups.block(job, slot_hold)
   job.state, job.by, job.slot_hold = 'b', 'g', slot_hold
   changed(job)
@@ -154,7 +155,7 @@ function Groups.scheduled(job)
   end
 end
 
--- A member waits for its dependencies: as for a time, and not in its group's line.
+-- A member waits for its dependencies, outside its group's line; otherwise as for a time.
 function Groups.wait_elsewhere(job)
   if job.group_role == 'k' then
     Groups.move(job, 'h')

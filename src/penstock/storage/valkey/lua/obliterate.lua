@@ -12,6 +12,7 @@ local PARTS = {
 }
 
 local AT_ONCE = 1000
+
 -- Remove members, starts and charges. Pauses of groups stay, for a time or not.
 local function obliterate_groups()
   local stored = call('HGETALL', K.groups)

@@ -52,7 +52,7 @@
 --   parked     zset    time -> group with blocked members that may have room then;  fading  the same, for groups that
 --                      expire then
 --   workers    hash    worker -> seen_at .. info
---   lives      a hash that clients write, so no sign that the queue exists (valkey/engine.py): worker -> run id of the
+--   lives      a hash that clients write, so it does not show that the queue exists (valkey/engine.py): worker -> run id of the
 --                      server, client id of the worker's lifeline
 --   lifeline   always absent: the lifelines of workers block on it
 --   consumers  hash    name -> offset .. expires_at

@@ -222,7 +222,7 @@ local function linked_statics(ids, records)
   return statics
 end
 
--- Return the extras of those, after reading what they link to.
+-- Return the extras in these static records, after reading what they link to.
 local function read_extras(statics)
   local extras_by_id = {}
   for id, static in pairs(statics) do extras_by_id[id] = Shortcut.extras_of_static(static) end

@@ -1,6 +1,6 @@
--- Shortcuts for jobs that have extras, maybe a run_id and a write_id, but nothing else unusual. Their records are spliced
--- and their events written as columns, without a table for each. Jobs that are not that simple go the long way, with the
--- same result.
+-- Shortcuts for jobs that have extras, possibly a run_id and a write_id, but nothing else unusual. Their records are
+-- spliced and their events written as columns, without a table for each. Other jobs take the long way, with the same
+-- result.
 --
 -- A job is fresh if it never ran and has neither priority, ttl nor any outcome. If it has a state record, that has FRESH_END
 -- from expires_at up to the header, which is a reference; a job with a run_id there goes the long way.
