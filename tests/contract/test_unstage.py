@@ -24,11 +24,11 @@ async def stage(bench: Bench, *ids: str, write: str = "w1", **fields: Any) -> li
     return [answer.status for answer in await bench.put_all(jobs)]
 
 
-async def unstage(bench: Bench, write: str = "w1", *, keep: bool = True, limit: int = 1000) -> int:
+async def unstage(bench: Bench, write: str = "w1", *, discard: bool = False, limit: int = 1000) -> int:
     """All steps of an unstage."""
     done, cursor = 0, ""
     while True:
-        bulk = await bench.storage.unstage(bench.queue, write, keep=keep, limit=limit, cursor=cursor)
+        bulk = await bench.storage.unstage(bench.queue, write, discard=discard, limit=limit, cursor=cursor)
         done, cursor = done + bulk.done, bulk.cursor
         if not cursor:
             return done
@@ -147,7 +147,7 @@ async def test_a_write_that_was_killed_does_not_block_the_next(bench: Bench) -> 
 
     assert await unstage(bench, "w2") == 2
     assert await bench.ids(S.WAITING) == ["b", "c"]
-    assert await unstage(bench, "w1", keep=False) == 1
+    assert await unstage(bench, "w1", discard=True) == 1
     assert await bench.find("a") is None
 
 
@@ -270,7 +270,7 @@ async def test_the_jobs_of_a_write_are_removed(bench: Bench) -> None:
     await bench.put("c")
     await bench.events()
 
-    assert await unstage(bench, keep=False) == 2
+    assert await unstage(bench, discard=True) == 2
 
     assert await bench.seen() == [Seen(E.REMOVED, "a", ""), Seen(E.REMOVED, "b", "")]
     assert [await bench.find(id) for id in "ab"] == [None, None]
@@ -278,26 +278,26 @@ async def test_the_jobs_of_a_write_are_removed(bench: Bench) -> None:
     assert [(item.id, item.state) for item in news] == [("a", S.CANCELLED), ("b", S.CANCELLED)]
 
 
-@pytest.mark.parametrize("keep", [True, False])
-async def test_the_work_of_a_call_is_bounded(bench: Bench, keep: bool) -> None:
+@pytest.mark.parametrize("discard", [True, False])
+async def test_the_work_of_a_call_is_bounded(bench: Bench, discard: bool) -> None:
     await stage(bench, *(f"job-{i}" for i in range(25)))
     await stage(bench, "other", write="w2")
 
-    first = await bench.storage.unstage(bench.queue, "w1", keep=keep, limit=10)
+    first = await bench.storage.unstage(bench.queue, "w1", discard=discard, limit=10)
 
     assert (first.done, bool(first.cursor)) == (10, True)
-    second = await bench.storage.unstage(bench.queue, "w1", keep=keep, limit=10, cursor=first.cursor)
-    assert await unstage(bench, keep=keep, limit=7) == 5
+    second = await bench.storage.unstage(bench.queue, "w1", discard=discard, limit=10, cursor=first.cursor)
+    assert await unstage(bench, discard=discard, limit=7) == 5
     assert second.done == 10
     assert (await bench.storage.counts(bench.queue)).staged == 1
 
 
 async def test_what_is_staged_while_it_goes_on_stays(bench: Bench) -> None:
     await stage(bench, "a", "c")
-    first = await bench.storage.unstage(bench.queue, "w1", keep=True, limit=1)
+    first = await bench.storage.unstage(bench.queue, "w1", limit=1)
     await stage(bench, "b")
 
-    rest = await bench.storage.unstage(bench.queue, "w1", keep=True, limit=10, cursor=first.cursor)
+    rest = await bench.storage.unstage(bench.queue, "w1", limit=10, cursor=first.cursor)
 
     assert (first.done, rest.done) == (1, 1)
     assert (await bench.job("b")).is_staged

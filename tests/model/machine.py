@@ -161,11 +161,11 @@ class Machine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: any(record.is_staged for record in self.model.records.values()))
-    @rule(write_id=st.sampled_from(draw.WRITES), keep=st.sampled_from([True, True, False]))
-    def unstage(self, write_id: str, keep: bool) -> None:
+    @rule(write_id=st.sampled_from(draw.WRITES), discard=st.sampled_from([False, False, True]))
+    def unstage(self, write_id: str, discard: bool) -> None:
         self.same(
-            _done(self.storage.unstage(self.queue, write_id, keep=keep)),
-            lambda: self.model.unstage(write_id, keep=keep),
+            _done(self.storage.unstage(self.queue, write_id, discard=discard)),
+            lambda: self.model.unstage(write_id, discard=discard),
         )
 
     @rule(key=st.sampled_from(KEYS), clear=st.booleans())

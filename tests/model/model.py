@@ -100,13 +100,13 @@ class Model(Clockwork):
         self._remove(record)
         return "removed"
 
-    def unstage(self, write_id: str, *, keep: bool) -> int:
+    def unstage(self, write_id: str, *, discard: bool) -> int:
         staged = [r for r in self.in_state(S.SCHEDULED) if r.is_staged and r.write_id == write_id]
         for record in staged:
-            if keep:
-                self._unstage(record)
-            else:
+            if discard:
                 self._remove(record)
+            else:
+                self._unstage(record)
         return self._then_fill(len(staged))
 
     def _unstage(self, record: Record) -> None:

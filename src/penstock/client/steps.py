@@ -114,7 +114,7 @@ class JobSteps:
         try:
             copied = await storage.copy_steps(queue, self.id, new.id, before=_whole(before, key))
         finally:
-            await storage.unstage(queue, new.write_id, keep=copied == "copied")
+            await storage.unstage(queue, new.write_id, discard=copied != "copied")
         if copied != "copied":
             names = ", ".join(step.name for step in await storage.steps(queue, self.id)) or "none"
             raise InvalidOption(

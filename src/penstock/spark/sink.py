@@ -266,7 +266,7 @@ def finish(target: Target, messages: list[WriterCommitMessage | None]) -> None:
     total = _summed(messages)
     with Store(target.url) as store:
         if target.staged:
-            store.run(_unstage(store, target, keep=True))
+            store.run(_unstage(store, target))
         report = WriteReport(
             write_id=target.write_id,
             queue=target.queue,
@@ -283,13 +283,13 @@ def give_up(target: Target) -> None:
     """Abort the write: discard staged jobs. Other jobs stay, as duplicates for a repeated write."""
     if target.staged:
         with Store(target.url) as store:
-            store.run(_unstage(store, target, keep=False))
+            store.run(_unstage(store, target, discard=True))
 
 
-async def _unstage(store: Store, target: Target, *, keep: bool) -> None:
+async def _unstage(store: Store, target: Target, *, discard: bool = False) -> None:
     cursor = ""
     while True:
-        done = await store.storage.unstage(target.queue, target.write_id, keep=keep, cursor=cursor)
+        done = await store.storage.unstage(target.queue, target.write_id, discard=discard, cursor=cursor)
         if not (cursor := done.cursor):
             return
 

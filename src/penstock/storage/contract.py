@@ -256,9 +256,9 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
         """
 
     async def unstage(
-        self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
+        self, queue: str, write_id: str, *, discard: bool = False, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
-        """Release up to ``limit`` staged jobs of a write into the queue (``keep``), or discard them."""
+        """Release up to ``limit`` staged jobs of a write into the queue, or with ``discard``, remove them."""
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         """Resume a job that is suspended until this signal (``resumed``); otherwise keep the signal for an open job

@@ -200,7 +200,7 @@ def clean(unit: Unit, state: State, *, older_than_ms: int = 0, limit: int = 1000
     return _progress(at, done=done, more=seen == limit)
 
 
-def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = "") -> Bulk:
+def unstage(unit: Unit, write_id: str, *, discard: bool = False, limit: int = 1000, cursor: str = "") -> Bulk:
     """Release or discard the staged jobs of a write, in the order of their ids."""
     at = _resume(unit, cursor, "staged")
     if not cursor:
@@ -209,7 +209,7 @@ def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int = 1000, cursor:
     def is_included(record: Record) -> bool:
         return record.write_id == write_id and record.incarnation <= at.seq
 
-    seen, done = _walk(unit, at, limit=limit, is_included=is_included, act=_release if keep else remove)
+    seen, done = _walk(unit, at, limit=limit, is_included=is_included, act=remove if discard else _release)
     if seen < limit and unit.sql.execute(_sql["has_staged"], (unit.queue.key,)).fetchone() is None:
         unit.queue.uses &= ~USES_STAGED
     return _progress(at, done=done, more=seen == limit)

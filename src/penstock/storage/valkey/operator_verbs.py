@@ -67,9 +67,9 @@ class OperatorVerbs(WorkerVerbs, VerbsOnIds):
         return self._decoded_letters(queue, letters, ANSWERS["remove_unchanged"])
 
     async def unstage(
-        self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
+        self, queue: str, write_id: str, *, discard: bool = False, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
-        args = (write_id, staged_at_ms(write_id), int(keep))
+        args = (write_id, staged_at_ms(write_id), int(discard))
         return await self._step(queue, "unstage", cursor, limit, *args)
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:

@@ -1,6 +1,6 @@
 -- unstage: releases or removes staged jobs of a write, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then the write_id, its instant
---   (core/staging.py), keep
+--   (core/staging.py), discard
 -- returns:   {done, seq, now, part, score, member}: part is '' at the end
 -- events:    promoted, changed, removed
 
@@ -27,7 +27,7 @@ register('unstage', function(keys, args)
   for i = 1, #jobs do
     local job = jobs[i]
     if job.run_at == at and job.write_id == args[7] and job.inc <= seq then
-      if args[9] == '1' then release(job) else delete(job) end
+      if args[9] == '1' then delete(job) else release(job) end
       done = done + 1
     end
   end
