@@ -329,6 +329,16 @@ async def test_an_unused_step_is_an_event_and_nothing_else(bench: Bench) -> None
     assert await steps_of(bench) == before
 
 
+async def test_a_job_has_steps_once_there_is_one(bench: Bench) -> None:
+    lease = await running(bench)
+    assert await record(bench, NewStep("job", lease.token, "a", "unused"), lease_ms=1) == ["known"]
+    assert (await bench.job()).extras is None
+
+    await record(bench, done(lease, "a"))
+
+    assert (await bench.job()).extras == Extras(has_steps=True)
+
+
 async def test_reset_step_lets_the_next_run_run_it_again(bench: Bench) -> None:
     lease = await running(bench)
     await record(bench, done(lease, "a"), done(lease, "b", b"z" * 5000))

@@ -28,7 +28,7 @@ class Stepping(Steps):
         ]
         for record in held:
             if record is not None:
-                if not (record.extras and record.extras.has_steps):
+                if record.steps and not (record.extras and record.extras.has_steps):
                     record.extras = replace(record.extras or EMPTY_EXTRAS, has_steps=True)
                 if lease_ms:
                     record.lease_until = max(record.lease_until, self.now + lease_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -81,7 +81,8 @@ def record_steps(unit: Unit, steps: Sequence[NewStep], *, lease_ms: int = 0) -> 
         answers.append("recorded")
     unit.sql.executemany(_sql["record"], rows)
     _note_all(unit, noted)
-    _mark_and_extend(unit, {job.key: job for job in held if job}.values(), lease_ms=lease_ms)
+    changed = {job.key: job for job in held if job}
+    _mark_and_extend(unit, changed.values(), stepped={row[0] for row in rows}, lease_ms=lease_ms)
     return answers
 
 
@@ -132,13 +133,14 @@ def _note_all(unit: Unit, noted: list[tuple[_Job, NewStep]]) -> None:
         unit.notes.add_rows(_RECORDED, ("run", "tok", "w", "ms", "size", "data", "et", "em", "grp"), rows)
 
 
-def _mark_and_extend(unit: Unit, jobs: Iterable[_Job], *, lease_ms: int) -> None:
-    """Note in the extras that the jobs have steps, and extend their leases."""
+def _mark_and_extend(unit: Unit, jobs: Iterable[_Job], *, stepped: Set[int], lease_ms: int) -> None:
+    """Extend the leases of the jobs, and note in the extras of those with the keys ``stepped`` that they have steps."""
     until_ms = unit.now_ms + lease_ms if lease_ms else 0
     rows = []
     for job in jobs:
         extras = as_extras(job.packed_extras) or EMPTY_EXTRAS
-        packed = None if extras.has_steps else pack_extras(replace(extras, has_steps=True))
+        is_new = job.key in stepped and not extras.has_steps
+        packed = pack_extras(replace(extras, has_steps=True)) if is_new else None
         if lease_ms or packed:
             rows.append((until_ms, packed, job.key))
     unit.sql.executemany(_sql["mark"], rows)

@@ -25,8 +25,8 @@ end
 
 -- Note in the extras that the job has steps.
 function Steps.mark(job)
-  if extras_of(job).sp then return end
-  job.extras.sp = true
+  if extras_of(job).has_steps then return end
+  job.extras.has_steps = true
   extras_changed(job)
   call('SADD', K.stepped, job.id)
 end
@@ -46,7 +46,7 @@ end
 
 -- Forget the steps that have not completed, because the job is retried.
 function Steps.forgive(job)
-  if not (job.extras_moved and extras_of(job).sp) then return end
+  if not (job.extras_moved and extras_of(job).has_steps) then return end
   local fields, names = call('HGETALL', Steps.key(job.id)), {}
   for i = 1, #fields, 2 do
     if byte(fields[i + 1], 1) ~= COMPLETED then names[#names + 1] = fields[i] end
@@ -59,7 +59,7 @@ end
 
 -- Return the last step that the present run has started and not ended, if it said so.
 function Steps.under_way(job)
-  if not (job.extras_moved and extras_of(job).sp) then return nil end
+  if not (job.extras_moved and extras_of(job).has_steps) then return nil end
   local fields, last, name = call('HGETALL', Steps.key(job.id)), '', nil
   for i = 1, #fields, 2 do
     local stored = fields[i + 1]
@@ -77,7 +77,7 @@ function Steps.drop(job)
   if Q.has_steps and call('SREM', K.stepped, job.id) == 1 then
     call('UNLINK', Steps.key(job.id), Steps.results_key(job.id))
   end
-  if job.extras then job.extras.sp = nil end
+  if job.extras then job.extras.has_steps = nil end
 end
 
 end
