@@ -10,7 +10,7 @@ from penstock.storage.contract import Storage
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.valkey.engine import ValkeyStorage
 
-__all__ = ["GARBAGE", "PARTS", "database", "harm", "harm_events", "harm_limit", "spoil_step"]
+__all__ = ["GARBAGE", "PARTS", "database", "harm", "harm_events", "harm_limit", "harm_queue", "spoil_step"]
 
 GARBAGE: Final = b"\xc1\xff\x00 not what was written"
 PARTS: Final = ("record", "options", "extras", "failure", "rerun", "steps", "large step")
@@ -122,6 +122,17 @@ async def harm_limit(storage: Storage, queue: str, group: str) -> None:
     else:
         assert isinstance(storage, ValkeyStorage)
         await _put(storage, queue, "limits", group, GARBAGE)
+
+
+async def harm_queue(storage: Storage, queue: str, field: str) -> bool:
+    """Replace a field of the queue itself by bytes that mean nothing. Return whether the engine has it."""
+    if isinstance(storage, SqliteStorage):
+        if field == "clock":
+            database(storage).execute("UPDATE queues SET clock_marks = '{'")
+        return field == "clock"
+    assert isinstance(storage, ValkeyStorage)
+    await _put(storage, queue, "meta", field, GARBAGE)
+    return True
 
 
 async def harm_events(storage: Storage, queue: str, *, last: int, missing: bool = False) -> None:

@@ -159,7 +159,7 @@ _TABLES: Final = {
     "options": ("value",),
     "payloads": ("payload",),
     "limits": ("value",),
-    "queues": ("settings", "minute", "waiting", "active", "failed"),
+    "queues": ("settings", "minute", "waiting", "active", "failed", "clock_marks", "regroup"),
     "events": ("entry",),
     "dependencies": ("policy", "state", "failure"),
     "job_groups": ("waiting", "active", "held", "blocked", "cost"),
@@ -212,6 +212,9 @@ _REPLACED: Final = (
     "waiting", "scheduled", "active", "blocked", "completed", "failed", "expiring", "line", "wake", "parked",
     "group_keys", "dedup", "errors", "metrics", "events", "suspended", "slots", "logged",
 )  # fmt: skip
+
+
+_OF_META: Final = ("clock", "epoch", "trimmed", "lost", "outbox", "delivered", "regroup", "resumed")
 
 
 async def _harm_keys(storage: ValkeyStorage, queue: str, luck: random.Random) -> set[str]:
@@ -305,4 +308,7 @@ async def _harm_meta(storage: ValkeyStorage, queue: str, luck: random.Random) ->
     )
     await storage._calls.plain(key, "HSET", key, "counters", spoilt)
     await storage._calls.plain(key, "HSET", key, "settings", luck.choice([b"{", b"7", b"\xff", b'{"a":{}}']))
+    # A clock that is long enough may say something else, and be valid.
+    for name in luck.sample(_OF_META, luck.randrange(4)):
+        await storage._calls.plain(key, "HSET", key, name, b"\xc1" + luck.randbytes(luck.randrange(40)))
     return set()

@@ -15,7 +15,7 @@ from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snoo
 from penstock.core.step import NewStep
 from penstock.errors import StorageDamaged
 from penstock.storage.values import Query, Settlement, Take
-from tests.contract.damage import PARTS, harm, harm_events, harm_limit, spoil_step
+from tests.contract.damage import PARTS, harm, harm_events, harm_limit, harm_queue, spoil_step
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, redispatch
 
 HEALTHY = [f"healthy-{n}" for n in range(20)]
@@ -448,3 +448,27 @@ async def test_a_damaged_last_entry_does_not_hold_up_a_reader(bench: Bench) -> N
     page = await bench.storage.read_events(bench.queue, after=1)
 
     assert (page.events, page.next, page.gap) == ([], 2, (2, 2))
+
+
+@pytest.mark.parametrize("field", ["clock", "epoch", "trimmed"])
+async def test_a_damaged_field_of_the_queue_does_not_stop_it(bench: Bench, field: str) -> None:
+    await bench.put("one")
+    await bench.jump(3_600_000)
+    await bench.put("two")
+    await bench.jump(-3_600_000)
+    await bench.put("three")
+    if not await harm_queue(bench.storage, bench.queue, field):
+        return  # The engine does not keep it as bytes of the queue.
+
+    found = await bench.storage.check(bench.queue)
+    assert len(await bench.claim_all()) == 3
+    await bench.storage.sweep(bench.queue)
+    assert len((await bench.storage.tail(bench.queue, after=0, timeout_ms=0)).events) >= 6
+    await bench.storage.check(bench.queue, repair=True)
+
+    kind = {"clock": "damaged_clock", "epoch": "damaged_epoch", "trimmed": "damaged_log_start"}[field]
+    assert found.problems == {kind: 1}
+    assert not (await bench.storage.check(bench.queue)).problems
+    assert len((await bench.storage.read_events(bench.queue, after=0)).events) >= 6
+    await bench.put("four")
+    assert len(await bench.claim_all()) == 1

@@ -75,7 +75,20 @@ class Marks(msgspec.Struct, array_like=True, frozen=True):
 
 _NOTHING: Final = Marks()
 _pack: Final = msgspec.json.Encoder().encode
-_unpack: Final = msgspec.json.Decoder(Marks).decode
+_decode: Final = msgspec.json.Decoder(Marks).decode
+
+
+def _unpack(packed: str) -> Marks:
+    """Return the marks; none if they are damaged, so that the clock counts as regular."""
+    try:
+        return _decode(packed) if packed else _NOTHING
+    except (ValueError, TypeError):
+        return _NOTHING
+
+
+def can_read_marks(packed: str) -> bool:
+    """Return whether the history of a clock can be read."""
+    return not packed or _unpack(packed) is not _NOTHING
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
@@ -89,7 +102,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def marks(self) -> Marks:
-        return _unpack(self.packed_marks) if self.packed_marks else _NOTHING
+        return _unpack(self.packed_marks)
 
     def when(self, instant_ms: int) -> int:
         """Return the queue time at which the wall clock will show ``instant_ms``. Until then, the two approach each
@@ -159,7 +172,7 @@ def moment_after(
     is_corrected = abs(now - wall - was_ahead) >= bounds.CLOCK_APART_MS
     set_back = seen.wall_ms - wall
     if elapsed >= bounds.CLOCK_GAP_MS or set_back >= bounds.CLOCK_SET_BACK_MS or is_corrected:
-        marks = _unpack(packed_marks) if packed_marks else _NOTHING
+        marks = _unpack(packed_marks)
         if is_corrected:
             marks = msgspec.structs.replace(marks, follow=1)
         if set_back >= bounds.CLOCK_SET_BACK_MS:

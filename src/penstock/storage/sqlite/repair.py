@@ -19,6 +19,7 @@ from penstock.core.limits import Limit
 from penstock.core.text import get_logger
 from penstock.errors import PenstockError, StorageDamaged
 from penstock.storage.sqlite import limits, statements
+from penstock.storage.sqlite.clock import can_read_marks
 from penstock.storage.sqlite.damage import (
     Damaged,
     find_among,
@@ -247,6 +248,7 @@ def check_values(unit: Unit, *, repair: bool) -> dict[str, int]:
     """
     return {
         "damaged_settings": _check_settings(unit, repair=repair),
+        "damaged_clock": _check_clock(unit, repair=repair),
         "damaged_limits": _check_limits(unit, repair=repair),
         "damaged_dependencies": _check_dependencies(unit, repair=repair),
     }
@@ -257,6 +259,14 @@ def _check_settings(unit: Unit, *, repair: bool) -> int:
         return 0
     if repair:
         unit.queue.settings_json = "{}"
+    return 1
+
+
+def _check_clock(unit: Unit, *, repair: bool) -> int:
+    if can_read_marks(unit.moment.packed_marks):
+        return 0
+    if repair:
+        unit.moment = msgspec.structs.replace(unit.moment, packed_marks="")
     return 1
 
 

@@ -93,7 +93,9 @@ class Repair:
             damaged = await self._count(queue)
         if repair or not damaged:
             problems |= Counter(await self.mend_values(queue, repair=repair, counters=True))
-        problems.update({"damaged_jobs": damaged}, **await self._check_log(queue, repair=repair))
+        problems["damaged_jobs"] += damaged
+        if repair or "damaged_log_start" not in problems:
+            problems.update(await self._check_log(queue, repair=repair))
         key = self._keys.part(queue, "jobs")
         records: int = await self._plain(key, "HLEN", key)
         named = [*await self._names(queue, "holders", "held:"), *await self._names(queue, "errors", "error:")]

@@ -52,6 +52,23 @@ local function check_settings(repair, note)
   end
 end
 
+-- Check the other fields of meta. Without the history of the clock, it counts as regular.
+local function check_meta(repair, note)
+  local stored = call('HMGET', K.meta, 'clock', 'epoch', 'trimmed')
+  if stored[1] and #stored[1] < Clock.LENGTH then
+    note('damaged_clock')
+    if repair then call('HDEL', K.meta, 'clock') end
+  end
+  if stored[2] and not Steps.is_text(stored[2]) then
+    note('damaged_epoch')
+    Q.is_renewed = repair
+  end
+  if stored[3] and not string.find(stored[3], '^%d+$') then
+    note('damaged_log_start')
+    if repair then call('HSET', K.meta, 'trimmed', digits(Parts.trimmed_to())) end
+  end
+end
+
 local function check_hash(part, is_sound, kind, repair, note, dropped)
   local stored = call('HGETALL', K[part])
   for i = 1, #stored, 2 do
@@ -160,6 +177,7 @@ register('mend', function(keys, args)
   check_types(repair, note)
   if not repair and problems.wrong_type then return { 'wrong_type', problems.wrong_type } end
   check_settings(repair, note)
+  check_meta(repair, note)
   check_values(repair, note)
   if args[2] == '1' then check_counters(repair, note) end
   if repair and next(problems) then close() end

@@ -23,7 +23,7 @@ end
 
 -- The sequence follows the clock, so that it keeps rising if the store loses its last moments.
 function Outbox.write()
-  local last = max(tonumber(call('HGET', K.meta, 'outbox') or 0), Q.now * 1000)
+  local last = max(tonumber(call('HGET', K.meta, 'outbox') or 0) or 0, Q.now * 1000)
   local entries = {}
   for i = 1, #Q.outbox do
     entries[i] = format('%016.0f', last + i) .. Q.outbox[i][1] .. '\0' .. Q.outbox[i][2]

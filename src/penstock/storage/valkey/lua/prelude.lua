@@ -141,6 +141,7 @@ local Clock = {
   NEAR = BOUNDS.CLOCK_NEAR_MS, APART = BOUNDS.CLOCK_APART_MS, GAP = BOUNDS.CLOCK_GAP_MS, TERM = BOUNDS.CLOCK_TERM_MS,
   DOUBT = BOUNDS.CLOCK_DOUBT_MS, KEPT = BOUNDS.CLOCK_LAG_KEPT_MS, SET_BACK = BOUNDS.CLOCK_SET_BACK_MS,
   RECHECK = BOUNDS.CLOCK_RECHECK_MS, SLOWLY = BOUNDS.CLOCK_SLOWLY,
+  LENGTH = 42, -- of the shortest record; a shorter one is damaged, and counts as none
 }
 
 -- moved: how far tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep has
@@ -151,7 +152,7 @@ function Clock.record()
   if not c then
     c = { moved = 0, gap_from = 0, gap_to = 0, lag = 0, edge = 0, doubt_until = 0, recheck_until = 0, follow = 0 }
     local stored = call('HGET', K.meta, 'clock')
-    if stored then
+    if stored and #stored >= Clock.LENGTH then
       c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until, c.follow =
         unpack(CLOCK, stored .. string.rep('\0', 6)) -- follow was added later than the others
     end

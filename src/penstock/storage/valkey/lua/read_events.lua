@@ -7,7 +7,7 @@ local AT_ONCE = 100
 register('read_events', function(keys, args)
   open(keys)
   local meta = call('HMGET', K.meta, 'epoch', 'trimmed')
-  local reply = { Q.events, meta[1] or '', tonumber(meta[2] or 0) }
+  local reply = { Q.events, Steps.is_text(meta[1] or '') and meta[1] or '', tonumber(meta[2] or 0) or 0 }
   local limit, from = tonumber(args[2]), tonumber(args[1])
   local seen = from
   while seen - tonumber(args[1]) < limit do

@@ -20,7 +20,10 @@
 register('renew_epoch', function(keys, args)
   open(keys)
   local seq, events = tonumber(args[1]), tonumber(args[2])
-  if not Q.is_new and (Q.seq < seq or Q.events < events) then call('HSET', K.meta, 'epoch', new_epoch()) end
+  local is_damaged = not Steps.is_text(call('HGET', K.meta, 'epoch') or '')
+  if not Q.is_new and (Q.seq < seq or Q.events < events or is_damaged) then
+    call('HSET', K.meta, 'epoch', new_epoch())
+  end
   Q.seq = max(Q.seq, seq)
   close()
   return call('HGET', K.meta, 'epoch')

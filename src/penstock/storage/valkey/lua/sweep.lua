@@ -165,19 +165,9 @@ local function trim(settings)
   local cut = cut_of(settings)
   local first = call('XRANGE', K.events, '-', '+', 'COUNT', 1)[1]
   if not first or cut <= 0 or tonumber((string.match(first[1], '^%d+'))) > cut then return 0 end
-  local before = tonumber(call('HGET', K.meta, 'trimmed') or 0)
+  local before = tonumber(call('HGET', K.meta, 'trimmed') or 0) or 0
   call('XTRIM', K.events, 'MINID', digits(cut + 1) .. '-0')
-  first = call('XRANGE', K.events, '-', '+', 'COUNT', 1)[1]
-  local after = Q.events
-  if first then
-    after = tonumber((string.match(first[1], '^%d+')))
-    local is_read, count = pcall(function()
-      local sum = 0
-      for _, group in ipairs(decode(first[2][2])) do sum = sum + group.n end
-      return sum
-    end)
-    if is_read then after = after - count end
-  end
+  local after = Parts.trimmed_to()
   call('HSET', K.meta, 'trimmed', digits(after))
   return after - before
 end

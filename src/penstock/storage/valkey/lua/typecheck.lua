@@ -75,3 +75,16 @@ function Parts.damaged_key()
     if not pcall(Parts.size_of, part) then return K[part] .. ' is not a ' .. wanted end
   end
 end
+
+-- Return the number of the last event that is no longer in the log.
+function Parts.trimmed_to()
+  local first = call('XRANGE', K.events, '-', '+', 'COUNT', 1)[1]
+  if not first then return Q.events end
+  local last = tonumber((string.match(first[1], '^%d+')))
+  local is_read, count = pcall(function()
+    local sum = 0
+    for _, group in ipairs(decode(first[2][2])) do sum = sum + group.n end
+    return sum
+  end)
+  return is_read and last - count or last
+end
