@@ -6,7 +6,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from penstock import App, Dedup, JobContext
+import pytest
+
+from penstock import App, Dedup, JobContext, PenstockError
 from penstock.testing import Harness, harness
 
 
@@ -73,3 +75,41 @@ async def test_of_debounced_jobs_the_last_runs_once_it_is_quiet(app: App, h: Har
     assert saved == []
     await h.drain(until="5s")
     assert saved == [2]
+
+
+@pytest.mark.parametrize("of", ["drain", "harness"])
+async def test_schedules_can_be_left_out_while_time_passes(app: App, of: str) -> None:
+    ran: list[tuple[str, timedelta]] = []
+
+    @app.scheduled(cron="* * * * *")
+    @app.task
+    async def tick() -> None:
+        ran.append(("tick", h.clock.now() - began))
+
+    @app.task
+    async def remind() -> None:
+        ran.append(("remind", h.clock.now() - began))
+
+    async with harness(app, schedules=of != "harness") as h:
+        began = h.clock.now()
+        await remind.options(delay="3d").enqueue()
+        await h.drain(until="2d", schedules=False if of == "drain" else None)
+        assert ran == []
+        await h.drain(until="2d", schedules=False if of == "drain" else None)
+        [(name, after)] = ran
+        assert (name, after // timedelta(days=1)) == ("remind", 3)
+        # The slots stayed due, and the newest of them is made up for.
+        await h.drain(schedules=True)
+        assert [name for name, _ in ran] == ["remind", "tick"]
+
+
+async def test_too_many_runs_of_a_schedule_are_told_by_its_name(app: App, h: Harness) -> None:
+    @app.scheduled(cron="* * * * *", name="every-minute")
+    @app.task
+    async def tick() -> None: ...
+
+    with pytest.raises(
+        PenstockError, match="the schedule 'every-minute' made 20 of these jobs.*schedules=False"
+    ):
+        await h.drain(until="1d", max_runs=20)
+    assert {run.scheduler for run in h.runs} == {"every-minute"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 from penstock.client.decorators import Batching
 from penstock.client.session import Session
 from penstock.client.waiter import ResultWait, Waiter
-from penstock.core.job import Lease
+from penstock.core.job import EMPTY_EXTRAS, Lease
 from penstock.core.outcome import Abort, Complete, Fail, chance, wall_clock
 from penstock.core.units import MAX_MS
 from penstock.errors import PenstockError
@@ -276,6 +276,7 @@ class Bench:
             result=self._result(run, own) if isinstance(own, Complete) else None,
             error=error,
             failure=own.failure if isinstance(own, Fail) else None,
+            scheduler=(lease.extras or EMPTY_EXTRAS).scheduler,
         )
 
     def _result(self, run: Run, outcome: Complete) -> Any:

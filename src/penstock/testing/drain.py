@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from penstock.testing.record import Ran
 if TYPE_CHECKING:
     from penstock.core.job import Job, Lease
     from penstock.storage.contract import Storage
+    from penstock.storage.values import Swept
     from penstock.testing.bench import Bench
     from penstock.testing.record import Recorder
     from penstock.worker.worker import Worker
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _MOST_FRUITLESS: Final = 1_000
 # A moment may have come since the last sweep.
 _JUST_NOW_MS: Final = 1_000
+_SWEPT_AT_ONCE: Final = 1_000
 # Parts of a sweep's answer that do not mean that a job may be ready.
 _HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms", "slot_wait_ms", "awaiting"})
 
@@ -75,7 +78,7 @@ class Drain:
     """One call of ``drain`` or ``run_all``, on ``queues``, or on all queues if empty, including new ones.
 
     Queues run by name, each until nothing in it can be claimed, and again from the first while anything happens. Within
-    a queue the store decides the order.
+    a queue the store decides the order. Without ``schedules``, no schedule makes a job, and its slots stay due.
     """
 
     storage: Storage
@@ -86,6 +89,7 @@ class Drain:
     queues: Sequence[str]
     raise_failures: bool
     max_runs: int
+    schedules: bool
     ran: Callable[[Ran], None]
     runs: list[Ran] = field(default_factory=list)
 
@@ -113,7 +117,9 @@ class Drain:
         end_ms = self.clock.moved_ms + ms
         while True:
             await self.due()
-            waits = [*self._claim_waits.values(), *self._sweep_waits.values()]
+            # The waits of sweeps include those for slots.
+            waits = [*self._claim_waits.values(), *(self._sweep_waits if self.schedules else {}).values()]
+            waits += [] if self.schedules else [await self._next_job_ms()]
             wait_ms = min((wait for wait in waits if wait is not None), default=ms)
             left_ms = end_ms - self.clock.moved_ms
             if left_ms <= 0:
@@ -194,11 +200,16 @@ class Drain:
     async def _sweep(self, queue: str) -> bool:
         before, more = self._happened, True
         while more:
-            swept = await sweep(self.storage, queue, enqueue_chain=self.worker.app.enqueue_chain)
+            swept = await self._swept(queue)
             more = swept.more
             self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
             self._sweep_waits[queue] = swept.wait_ms
         return self._happened > before
+
+    async def _swept(self, queue: str) -> Swept:
+        if not self.schedules:
+            return await self.storage.sweep(queue, limit=_SWEPT_AT_ONCE)
+        return await sweep(self.storage, queue, enqueue_chain=self.worker.app.enqueue_chain)
 
     def _note(self, ran: Sequence[Ran]) -> None:
         for run in ran:
@@ -209,14 +220,22 @@ class Drain:
 
     def _check(self, run: Ran) -> None:
         if len(self.runs) >= self.max_runs:
-            raise PenstockError(
-                f"stopped after {len(self.runs)} runs: does {run.task or 'a job'!r} of queue {run.queue!r} enqueue "
-                "itself again? Raise max_runs if you expect that many runs."
-            )
+            raise PenstockError(self._too_many(run))
         if self.raise_failures and run.failure is not None and not isinstance(run.error, Retry):
             error = run.error or PenstockError(f"{run.failure.type}: {run.failure.message}")
             error.add_note(f"in run {run.run} of job {run.id!r} of queue {run.queue!r}")
             raise error
+
+    def _too_many(self, run: Ran) -> str:
+        schedulers = Counter(ran.scheduler for ran in self.runs if ran.scheduler)
+        if 2 * schedulers.total() < len(self.runs):
+            why = f"does {run.task or 'a job'!r} of queue {run.queue!r} enqueue itself again?"
+            return f"stopped after {len(self.runs)} runs: {why} Raise max_runs if you expect that many runs."
+        [(name, count)] = schedulers.most_common(1)
+        return (
+            f"stopped after {len(self.runs)} runs: the schedule {name!r} made {count} of these jobs. Leave schedules out "
+            "with schedules=False, or raise max_runs if you expect that many runs."
+        )
 
     async def _next_job_ms(self) -> int | None:
         """Return the milliseconds until time can change an open job; retention does not count."""

@@ -54,7 +54,7 @@ class Harness:
     loop, or use ``sync`` in synchronous code.
 
     ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
-    ``seed`` seeds the jitter. ``url`` names another store, which is used in a separate namespace. Further options are
+    ``schedules=False`` leaves schedules out, ``seed`` seeds the jitter. ``url`` names another store, which is used in a separate namespace. Further options are
     those for a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
     """
 
@@ -65,6 +65,7 @@ class Harness:
         mode: Mode = "manual",
         raise_failures: bool = False,
         hooks: bool = True,
+        schedules: bool = True,
         seed: int = 0,
         url: str = SHARED_MEMORY,
         **worker: Unpack[WorkerOptions],
@@ -85,6 +86,7 @@ class Harness:
         """All runs so far."""
         self._raise_failures = raise_failures
         self._hooks = hooks
+        self._schedules = schedules
         self._url = url
         self._namespace = f"t-{uuid7()}"
         self._random = random.Random(seed).random
@@ -167,25 +169,32 @@ class Harness:
         until: Duration | None = None,
         raise_failures: bool | None = None,
         max_runs: int = 10_000,
+        schedules: bool | None = None,
     ) -> Drained:
         """Run everything that is due, and the jobs this leads to, on these queues or on all.
 
         With ``until``, let that much time pass and run everything that falls due. Jobs scheduled for later stay.
-        ``raise_failures`` raises a handler's exception once its job is settled.
+        ``raise_failures`` raises a handler's exception once its job is settled. ``schedules=False`` makes no jobs of
+        schedules: their slots stay due.
         """
-        drain = await self._drain(queues, raise_failures, max_runs)
+        drain = await self._drain(queues, raise_failures, max_runs, schedules)
         return await self._carry_out(
             drain, drain.due if until is None else lambda: drain.through(milliseconds(until, what="until"))
         )
 
     async def run_all(
-        self, *queues: str, raise_failures: bool | None = None, max_runs: int = 10_000
+        self,
+        *queues: str,
+        raise_failures: bool | None = None,
+        max_runs: int = 10_000,
+        schedules: bool | None = None,
     ) -> Drained:
         """Run everything, moving the clock to the next due job, until no job is open.
 
-        Jobs that wait for more than time, such as a signal or the end of a pause, stay open.
+        Jobs that wait for more than time, such as a signal or the end of a pause, stay open. Takes the options of
+        ``drain``.
         """
-        drain = await self._drain(queues, raise_failures, max_runs)
+        drain = await self._drain(queues, raise_failures, max_runs, schedules)
         return await self._carry_out(drain, drain.to_the_end)
 
     async def perform(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -290,7 +299,13 @@ class Harness:
 
     # Inside
 
-    async def _drain(self, queues: tuple[str, ...], raise_failures: bool | None, max_runs: int) -> Drain:
+    async def _drain(
+        self,
+        queues: tuple[str, ...] = (),
+        raise_failures: bool | None = None,
+        max_runs: int = 10_000,
+        schedules: bool | None = None,
+    ) -> Drain:
         if self.mode == "fake":
             raise PenstockError("this harness is a fake: it runs no jobs. Create it with mode='manual'.")
         bench, storage = await self._bench()
@@ -309,6 +324,7 @@ class Harness:
             queues=[check_queue(queue) for queue in queues],
             raise_failures=self._raise_failures if raise_failures is None else raise_failures,
             max_runs=max_runs,
+            schedules=self._schedules if schedules is None else schedules,
             ran=self.runs.append,
         )
 
@@ -319,12 +335,12 @@ class Harness:
         return Drained(drain.runs, await self.left(), advanced)
 
     async def _run_inline(self) -> None:
-        drain = await self._drain((), None, 10_000)
+        drain = await self._drain()
         await drain.due()
 
     async def _pass_time(self, queue: str, id: str, most_ms: int | None) -> None:
         """Move the clock to the next run of a job that a caller waits for, and of the jobs that it waits for."""
-        drain = await self._drain((), None, 10_000)
+        drain = await self._drain()
         benches = [bench for bench, _ in list(self._benches.values())]
         await drain.until_begun(queue, id, most_ms=MAX_MS if most_ms is None else most_ms, benches=benches)
 

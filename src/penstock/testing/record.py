@@ -162,7 +162,8 @@ RunOutcome: TypeAlias = Literal[
 class Ran:
     """One run of one job, with its ``outcome`` in the store and the job's ``state`` after it.
 
-    ``error`` is the exception that the handler raised; ``failure`` is its stored form.
+    ``error`` is the exception that the handler raised; ``failure`` is its stored form. ``scheduler`` is the schedule
+    that made the job; empty for other jobs.
     """
 
     queue: str
@@ -175,6 +176,7 @@ class Ran:
     result: Any = None
     error: BaseException | None = None
     failure: Failure | None = None
+    scheduler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
