@@ -109,7 +109,7 @@ async def test_too_many_runs_of_a_schedule_are_told_by_its_name(app: App, h: Har
     async def tick() -> None: ...
 
     with pytest.raises(
-        PenstockError, match="the schedule 'every-minute' made 20 of these jobs.*schedules=False"
+        PenstockError, match=r"the schedule 'every-minute' made 20 of these jobs.*schedules=False"
     ):
         await h.drain(until="1d", max_runs=20)
     assert {run.scheduler for run in h.runs} == {"every-minute"}

@@ -233,8 +233,8 @@ class Drain:
             return f"stopped after {len(self.runs)} runs: {why} Raise max_runs if you expect that many runs."
         [(name, count)] = schedulers.most_common(1)
         return (
-            f"stopped after {len(self.runs)} runs: the schedule {name!r} made {count} of these jobs. Leave schedules out "
-            "with schedules=False, or raise max_runs if you expect that many runs."
+            f"stopped after {len(self.runs)} runs: the schedule {name!r} made {count} of these jobs. Leave schedules "
+            "out with schedules=False, or raise max_runs if you expect that many runs."
         )
 
     async def _next_job_ms(self) -> int | None:

@@ -54,8 +54,9 @@ class Harness:
     loop, or use ``sync`` in synchronous code.
 
     ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
-    ``schedules=False`` leaves schedules out, ``seed`` seeds the jitter. ``url`` names another store, which is used in a separate namespace. Further options are
-    those for a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
+    ``schedules=False`` leaves schedules out, ``seed`` seeds the jitter. ``url`` names another store, which is used in a
+    separate namespace. Further options are those for a worker's runs: ``middleware``, ``after_execution``, ``threads``
+    and so on.
     """
 
     def __init__(
