@@ -20,7 +20,7 @@ import pytest
 from penstock import App, InvalidInput, InvalidOption, JobHandle
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, decode_command, encode_command
 from penstock.worker import run as run_module
-from penstock.worker.runners import command
+from penstock.worker.runners import command, supervise
 from penstock.worker.runners.command import _end_group
 from tests.processes import is_alive
 from tests.worker.conftest import exceed_timeouts, until, working
@@ -303,6 +303,24 @@ async def test_a_worker_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
         await until(lambda: not any(map(is_alive, pids)))
 
 
+async def test_a_command_ends_if_its_worker_dies_before_it_learns_of_the_group(tmp_path: Path) -> None:
+    status, theirs = os.pipe()
+    lifeline, ours = os.pipe()
+    os.close(status)
+    os.close(ours)  # The worker is dead.
+    text = leaving_a_grandchild(tmp_path / "pids")
+    supervisor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", supervise.__file__, "/bin/sh", text, "5", str(theirs)),
+        stdin=lifeline,
+        pass_fds=[theirs],
+        start_new_session=True,
+    )
+    os.close(theirs)
+    os.close(lifeline)
+
+    assert await asyncio.wait_for(supervisor.wait(), 30) == 128 + signal.SIGKILL
+
+
 async def test_a_lot_of_output_holds_nothing_up_and_its_end_is_kept(memory_app: App) -> None:
     async with working(memory_app, commands=True):
         job = await put(memory_app, "seq 300000; echo the end")
@@ -384,8 +402,6 @@ async def test_many_commands_run_at_a_time(memory_app: App) -> None:
 
 @pytest.mark.parametrize("stop", ["", "t"])
 def test_without_pidfd_the_supervisor_polls_for_the_end(tmp_path: Path, stop: str) -> None:
-    from penstock.worker.runners import supervise
-
     without = (
         "import os, runpy, sys; del os.pidfd_open; sys.argv = sys.argv[1:];"
         "runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -37,16 +37,19 @@ def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
     except OSError as error:
         print(f"{shell}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
-    os.write(status, str(child).encode())
+    try:
+        os.write(status, str(child).encode())
+    except BrokenPipeError:
+        pass  # The worker has died; _watch kills the command.
     os.close(status)
-    _let_go_of_output()
+    _close_output()
     ended = _watch(child, grace_s)
     _kill(child, SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1] if ended is None else ended)
     return code if code >= 0 else 128 - code
 
 
-def _let_go_of_output() -> None:
+def _close_output() -> None:
     """Close our end of the output, so that it ends with the last process of the command."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
