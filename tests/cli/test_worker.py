@@ -124,11 +124,11 @@ def test_a_worker_that_is_stopped_has_the_grace_it_was_started_with(
     penstock.ok("enqueue", UNTIL_GO, "--id", "x")
     until((tmp_path / "running").exists)
 
-    # Were it the grace of who stops, half a second would be over long before the job is.
+    # With the grace of the shell that stops it, the worker would be killed before the job ends.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_GRACE", "0s")
-    monkeypatch.setattr(background, "_BEYOND_GRACE_S", 0.5)
-    go = Timer(2, (tmp_path / "go").touch)
+    monkeypatch.setattr(background, "_BEYOND_GRACE_S", 0.2)
+    go = Timer(1, (tmp_path / "go").touch)
     go.start()
     try:
         assert main.run(["worker", "stop"]) == 0
