@@ -97,7 +97,7 @@ async def test_a_result_that_cannot_be_encoded_fails_the_run() -> None:
 async def test_what_was_registered_for_the_exit_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_LEAVING_S", 30.0)
+    monkeypatch.setattr(process, "_EXIT_S", 30.0)
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.register_exit.call(str(tmp_path / "left"))
         assert (tmp_path / "left").exists()
@@ -290,21 +290,21 @@ async def test_a_spare_process_that_died_is_passed_over(started: list[int]) -> N
 async def test_a_spare_process_that_dies_as_it_is_taken_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, started: list[int]
 ) -> None:
-    hear = sandbox._Sandbox._hear
+    receive = sandbox._Sandbox._receive_from
     killed: list[int] = []
 
-    def hear_when_dead(box: sandbox._Sandbox, *args: Any) -> object:
+    def receive_when_dead(box: sandbox._Sandbox, *args: Any) -> object:
         if not killed:
             assert box.process.pid is not None
             killed.append(box.process.pid)
             os.kill(box.process.pid, signal.SIGKILL)
             box.process.join(20)
-        return hear(box, *args)
+        return receive(box, *args)
 
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.square.call(1)
         [_, spare] = started
-        monkeypatch.setattr(sandbox._Sandbox, "_hear", hear_when_dead)
+        monkeypatch.setattr(sandbox._Sandbox, "_receive_from", receive_when_dead)
         assert await tasks.square.call(2) == 4
     assert killed == [spare]
 

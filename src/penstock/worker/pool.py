@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,6 +21,8 @@ from penstock.client.imports import locate
 from penstock.client.job_verbs import take_back
 from penstock.core.text import StderrLog, get_logger, log_to_stderr, stderr_log
 from penstock.errors import StorageError
+from penstock.worker.runners.child import end_with_parent, prepare_app
+from penstock.worker.runners.process import SPAWN
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -31,16 +31,15 @@ if TYPE_CHECKING:
 
 logger = get_logger("penstock.worker")
 
-_spawn: Final = multiprocessing.get_context("spawn")
 _LOOK_EVERY_S: Final = 0.1
 # After its grace a child has this long to settle the jobs it hands back.
 _EXTRA_S: Final = 15.0
 _SOONEST_RESTART_S: Final = 1.0
 
 
-class _Child(NamedTuple):
-    """All that a child needs: what to import first, where to import the app and its tasks, the store that the app has
-    moved to, the options and handlers of its worker, and how it logs if the supervisor prints its log."""
+class _ChildSpec(NamedTuple):
+    """The modules to import first, the module and name of the app, the modules of its tasks, the store that it has
+    moved to, the options and handlers of the worker, and how the child logs if the supervisor prints its log."""
 
     preloaded: tuple[str, ...]
     module: str
@@ -58,12 +57,12 @@ class Supervisor:
     def __init__(self, worker: Worker) -> None:
         options = worker.given_options | {"processes": 1}
         self._specs = [
-            _Child(
+            _ChildSpec(
                 worker.app.preloaded,
                 *locate(worker.app, in_script=True),
                 worker.app.included,
                 worker.app.moved_to,
-                options | _own(worker, number),
+                options | _options_of(worker, number),
                 dict(worker.handlers.by_queue),
                 stderr_log(),
             )
@@ -104,8 +103,8 @@ class Supervisor:
         await self._end(grace_ms)
 
     def _start(self, number: int) -> None:
-        ours, theirs = _spawn.Pipe(duplex=False)
-        process = _spawn.Process(
+        ours, theirs = SPAWN.Pipe(duplex=False)
+        process = SPAWN.Process(
             target=_work, args=(self._specs[number], theirs), name=f"penstock-worker-{number + 1}"
         )
         # Block Ctrl-C while the child loads; the child unblocks it once it ignores the signal.
@@ -182,27 +181,26 @@ class Supervisor:
                 os.kill(process.pid, signal.SIGTERM)
 
 
-def _own(worker: Worker, number: int) -> dict[str, Any]:
+def _options_of(worker: Worker, number: int) -> dict[str, Any]:
     """Return the options that differ between the workers: their names and the ports of their probes."""
     address = worker.options.probe
-    own: dict[str, Any] = {"name": f"{worker.options.name}-{number}"}
+    options: dict[str, Any] = {"name": f"{worker.options.name}-{number}"}
     if address is not None:
         host, port, token = address.moved(number - 1)
-        own |= {"probe": f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "probe_token": token}
-    return own
+        options |= {"probe": f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "probe_token": token}
+    return options
 
 
-def _work(spec: _Child, ready: Connection) -> None:
+def _work(spec: _ChildSpec, ready: Connection) -> None:
     """Run a worker in a child. Only the supervisor handles Ctrl-C; it sends SIGTERM to its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # A restarted supervisor starts new workers.
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     for module in spec.preloaded:
         importlib.import_module(module)
     app: App = getattr(importlib.import_module(spec.module), spec.name)
-    if spec.moved_to is not None:
-        app.move_to(spec.moved_to[0], namespace=spec.moved_to[1])
-    app.load(*spec.included)
+    prepare_app(app, spec.moved_to, spec.included)
     worker = app.worker(**spec.options)
     if spec.log is not None:
         # The supervisor logs for all of them. A child adds Penstock's warnings and all lines of the application.
@@ -211,11 +209,3 @@ def _work(spec: _Child, ready: Connection) -> None:
         worker.handlers.add(queue, *queue_handler)
     worker.on("ready", lambda event: ready.send_bytes(worker.id.encode()))
     worker.run_sync()
-
-
-def _end_with_parent() -> None:
-    """Stop this worker when its supervisor is gone: a restarted supervisor starts new workers."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -22,6 +22,7 @@ from penstock.client.session import shown_store
 from penstock.core.text import get_logger
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption, PenstockError, StorageUnavailable
+from penstock.observe.probe import Probe
 from penstock.worker import pool, recovery
 from penstock.worker.events import Listener, Listeners, Recorder
 from penstock.worker.handlers import BatchFunction, HandlerFunction, QueueHandlers
@@ -41,7 +42,6 @@ from penstock.worker.session import WorkerSession
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.observe.probe import Probe
 
 
 logger = get_logger("penstock.worker")
@@ -314,8 +314,6 @@ class Worker:
 
     def _start_probe(self) -> None:
         if self.options.probe is not None:
-            from penstock.observe.probe import Probe
-
             self._probe = Probe(self, self.options.probe)
             self._probe.start()
 
@@ -354,9 +352,9 @@ class Worker:
 
     def _log_queues(self, how: str) -> None:
         logger.info("worker %s works on %s%s", self.id, ", ".join(self.options.queues), how)
-        known = {task.queue for task in (*self.app.tasks.values(), *self.app.handlers.values())}
-        for queue in self.options.queues.keys() - known:
-            if close := get_close_matches(queue, known, n=1):
+        task_queues = {task.queue for task in (*self.app.tasks.values(), *self.app.handlers.values())}
+        for queue in self.options.queues.keys() - task_queues:
+            if close := get_close_matches(queue, task_queues, n=1):
                 logger.warning(
                     "worker %s: no task of the app goes to queue %r. Did you mean %r?",
                     self.id,

@@ -289,27 +289,15 @@ def calling(task: Task[..., Any]) -> Callable[[Batch], Any]:
     func = task.func
     assert task.batching is not None
     contexts = task.batching.contexts
-    if task.batching.table:
-        return _calling_with_table(task, task.batching.table)
-    if not contexts:
+    make = table_of(task.batching.table) if task.batching.table else None
+    if make is None and not contexts:
         return lambda batch: func(batch.items)
     arguments = _arguments(func, contexts)
 
     def call(batch: Batch) -> Any:
-        args, kwargs = arguments(batch, batch.items)
-        return func(*args, **kwargs)
-
-    return call
-
-
-def _calling_with_table(task: Task[..., Any], kind: str) -> Callable[[Batch], Any]:
-    assert task.batching is not None
-    func, make = task.func, table_of(kind)
-    arguments = _arguments(func, task.batching.contexts)
-
-    def call(batch: Batch) -> Any:
-        args, kwargs = arguments(batch, make(batch.items))
-        return by_row(func(*args, **kwargs))
+        args, kwargs = arguments(batch, batch.items if make is None else make(batch.items))
+        answer = func(*args, **kwargs)
+        return answer if make is None else by_row(answer)
 
     return call
 

@@ -36,7 +36,7 @@ from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
 from penstock.worker.context import JobContext, use_context
 from penstock.worker.reporter import JobUpdate, Receipt
 
-_OWN: Final = frozenset(
+_OWN_ERRORS: Final = frozenset(
     {
         errors.Unrecoverable,
         errors.Retry,
@@ -132,7 +132,7 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
     if isinstance(error, errors.Suspension):
         error = error.directive
     # A subclass counts as the error of Penstock that it is derived from.
-    own = next((kind.__name__ for kind in type(error).__mro__ if kind in _OWN), "")
+    own = next((kind.__name__ for kind in type(error).__mro__ if kind in _OWN_ERRORS), "")
     delays = (getattr(error, name, None) for name in ("delay", "timeout", "retry_in"))
     delay = next((delay for delay in delays if delay is not None), None) if own else None
     at = getattr(error, "at", None) if own else None
@@ -182,13 +182,14 @@ def serve(pipe: Connection) -> None:
 def end_with_parent(end: Callable[[], None]) -> None:
     """Call ``end``, in a thread, when the worker's process has ended in any way."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_follow, args=(parent.join, end), daemon=True).start()
+    if parent is None:
+        return
 
+    def follow() -> None:
+        parent.join()
+        end()
 
-def _follow(gone: Callable[[], None], end: Callable[[], None]) -> None:
-    gone()
-    end()
+    threading.Thread(target=follow, daemon=True).start()
 
 
 class WorkerLink:
@@ -248,8 +249,7 @@ def perform(
             for module in request.preloaded:
                 importlib.import_module(module)
             task = _find(request.module, request.name, request.lease.options.task)
-            _take_along(task.app, request.moved_to)
-            task.app.load(*request.included)
+            prepare_app(task.app, request.moved_to, request.included)
             link.serve_task(task)
             context = JobContext(request.lease, request.queue, link)
             use_context(context)
@@ -281,10 +281,11 @@ def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         raise errors.Retry(error, delay=own_delay_ms(rule.backoff, failures + 1, error) / 1000) from error
 
 
-def _take_along(app: App, moved_to: tuple[str, str | None] | None) -> None:
-    """Move the app to the store that the worker uses."""
+def prepare_app(app: App, moved_to: tuple[str, str | None] | None, included: tuple[str, ...]) -> None:
+    """Move an app that this process has imported to the store of the worker, and import its modules."""
     if moved_to is not None and moved_to != app.moved_to:
         app.move_to(moved_to[0], namespace=moved_to[1])
+    app.load(*included)
 
 
 def _find(module: str, name: str, task_name: str) -> Task[..., Any]:

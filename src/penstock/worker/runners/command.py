@@ -56,7 +56,7 @@ class LogTail:
         self._lines: deque[bytes] = deque(maxlen=_MOST_LINES)
         self._rest = b""
         self._left_out = 0
-        self._news = asyncio.Event()
+        self._has_lines = asyncio.Event()
         self._last = b""
 
     @property
@@ -76,7 +76,7 @@ class LogTail:
                 self._add([self._rest])
             receipts = self._hand_over()
         await asyncio.gather(sending, return_exceptions=True)
-        await _answered(receipts)
+        await _await_receipts(receipts)
 
     def _take(self, chunk: bytes) -> None:
         data = self._rest + chunk
@@ -88,7 +88,7 @@ class LogTail:
         if len(self._rest) > _CHUNK:
             self._add([self._rest])
             self._rest = b""
-        self._news.set()
+        self._has_lines.set()
 
     def _add(self, lines: Sequence[bytes]) -> None:
         self._left_out += max(len(self._lines) + len(lines) - _MOST_LINES, 0)
@@ -97,9 +97,9 @@ class LogTail:
 
     async def _send(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
-            await _answered(self._hand_over())
+            await self._has_lines.wait()
+            self._has_lines.clear()
+            await _await_receipts(self._hand_over())
             await asyncio.sleep(_REPORT_EVERY_S)
 
     def _hand_over(self) -> list[Receipt]:
@@ -112,7 +112,7 @@ class LogTail:
         ]
 
 
-async def _answered(receipts: Sequence[Receipt]) -> None:
+async def _await_receipts(receipts: Sequence[Receipt]) -> None:
     try:
         for receipt in receipts:
             await receipt
@@ -299,5 +299,5 @@ def _end_session(leader: int) -> None:
 
 
 def _ending(code: int) -> str:
-    known = {128 + number.value: number.name for number in signal.Signals}
-    return f"killed by {known[code]}" if code in known else f"exit code {code}"
+    names = {128 + number.value: number.name for number in signal.Signals}
+    return f"killed by {names[code]}" if code in names else f"exit code {code}"

@@ -87,7 +87,7 @@ def _confined(limits: SandboxLimits) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     if limits.memory_bytes and _LIMITS_MEMORY:
         # Not RLIMIT_AS, which counts reserved memory: threads and libraries reserve a lot that they never use.
-        resource.setrlimit(resource.RLIMIT_DATA, (_within(limits.memory_bytes, before[1]), before[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (_capped(limits.memory_bytes, before[1]), before[1]))
     if limits.cpu_ms:
         _limit_cpu(limits.cpu_ms / 1000)
     try:
@@ -106,7 +106,7 @@ def _confined(limits: SandboxLimits) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _within(limit: int, hard: int) -> int:
+def _capped(limit: int, hard: int) -> int:
     """Return ``limit``, capped by the hard limit."""
     return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
 
@@ -117,7 +117,7 @@ def _limit_cpu(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     # In whole seconds, and also for processes it starts, which do not inherit the timer.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = _within(math.ceil(time.process_time() + seconds) + 1, hard)
+    soft = _capped(math.ceil(time.process_time() + seconds) + 1, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 

@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
@@ -44,7 +45,7 @@ SPAWN: Final = multiprocessing.get_context("spawn")
 # The interval of checks whether a silent child is dead.
 LOOK_EVERY_S: Final = 0.25
 # A finished process must exit within this time.
-_LEAVING_S: Final = 1.0
+_EXIT_S: Final = 1.0
 _REAPING_S: Final = 5.0
 # The frame header of a multiprocessing connection: -1 in the first field announces the second.
 _SIZE: Final = struct.Struct("!i")
@@ -77,7 +78,7 @@ class ChildProcess:
             return self.process.is_alive()
 
     @property
-    def may_speak(self) -> bool:
+    def can_send(self) -> bool:
         """Return whether a message may still come, even if a forked process holds the pipe open."""
         # In this order: the child may answer and exit between a check of the pipe and one of the process.
         return self.alive or self.pipe.poll()
@@ -94,10 +95,10 @@ class ChildProcess:
             self._write(data)
 
     def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
+        rest = memoryview(data)
+        while rest:
             try:
-                left = left[os.write(self.pipe.fileno(), left) :]
+                rest = rest[os.write(self.pipe.fileno(), rest) :]
             except BlockingIOError:
                 self._await_room()
 
@@ -106,8 +107,8 @@ class ChildProcess:
         room = select.poll()
         room.register(self.pipe.fileno(), select.POLLOUT)
         if not room.poll(LOOK_EVERY_S * 1000):
-            self._look_after()
-            if not self.alive:  # even if messages of the child are left
+            self._check_child()
+            if not self.alive:  # even if it has left messages
                 raise EOFError
 
     def receive(self) -> Message:
@@ -137,11 +138,11 @@ class ChildProcess:
 
     def _await_pipe(self) -> None:
         while not self.pipe.poll(LOOK_EVERY_S):
-            self._look_after()
+            self._check_child()
 
-    def _look_after(self) -> None:
+    def _check_child(self) -> None:
         """Raise ``EOFError`` if the silent child can send no more messages."""
-        if not self.may_speak:
+        if not self.can_send:
             raise EOFError
 
     def kill(self) -> None:
@@ -153,7 +154,7 @@ class ChildProcess:
     def close(self) -> int | None:
         """End the child and return its exit code. An idle child exits when its pipe closes, any other is killed."""
         self.pipe.close()
-        self._wait(_LEAVING_S)
+        self._wait(_EXIT_S)
         with self._lock:
             # Once the child is reaped, its pid may belong to another process.
             self._kill()
@@ -235,8 +236,8 @@ def address_of(task: Task[..., Any]) -> tuple[str, str]:
     return module, name
 
 
-def hear(message: Message, run: Run) -> Done | Raised | None:
-    """Pass on a message from a handler; return it if it is the last one."""
+def handle_message(message: Message, run: Run) -> Done | Raised | None:
+    """Act on a message from a handler; return it if it is the last one."""
     match message:
         case Done() | Raised():
             return message
@@ -252,7 +253,7 @@ def hear(message: Message, run: Run) -> Done | Raised | None:
     return None
 
 
-def answered(last: Done | Raised) -> EncodedResult:
+def result_of(last: Done | Raised) -> EncodedResult:
     """Return the result, or raise the handler's exception."""
     match last:
         case Done(result=result):
@@ -269,29 +270,36 @@ class ProcessDied(Exception):
     """The process that ran the job ended before the job finished: killed, out of memory, or exited."""
 
 
-class ProcessRunner:
-    """Runs functions in at most ``size`` processes (default: one per CPU), which start when needed."""
+class ChildRunner(ABC, Generic[C]):
+    """Runs at most ``size`` functions at a time (default: one per CPU), each in a process."""
 
     def __init__(self, size: int | None = None) -> None:
         self._threads = ThreadRunner(size or os.cpu_count() or 1)
-        self._idle: IdleChildren[ChildProcess] = IdleChildren()
+        self._idle: IdleChildren[C] = IdleChildren()
 
     def bind(self, task: Task[..., Any]) -> Call:
         """Return a call that runs the task's function in a process, which finds it by module and name."""
         module, name = address_of(task)
 
-        def request(run: Run) -> Request:
-            app = task.app
-            return Request(
-                module, name, run.served.name, run.lease, app.moved_to, app.included, app.preloaded
-            )
+        def call(run: Run) -> EncodedResult:
+            app, names = task.app, (module, name, run.served.name)
+            request = Request(*names, run.lease, app.moved_to, app.included, app.preloaded, task.limits)
+            return self._call(run, request)
 
-        return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
+        return lambda run: self._threads.run(call, run)
 
     def close(self) -> None:
-        """End idle processes now, the others when they finish."""
+        """End idle processes now, the others when their runs end."""
         self._idle.close()
         self._threads.close()
+
+    @abstractmethod
+    def _call(self, run: Run, request: Request) -> EncodedResult:
+        """Run a request in a process; called in a thread."""
+
+
+class ProcessRunner(ChildRunner[ChildProcess]):
+    """Runs functions in processes that start when needed, one after the other in each."""
 
     def _call(self, run: Run, request: Request) -> EncodedResult:
         child = self._idle.take() or ChildProcess(serve)
@@ -310,11 +318,11 @@ class ProcessRunner:
         else:
             # The abort may be about to kill the process, so no other run may use it.
             child.close()
-        return answered(last)
+        return result_of(last)
 
 
 def _last_message(child: ChildProcess, run: Run) -> Done | Raised:
     while True:
-        last = hear(child.receive(), run)
+        last = handle_message(child.receive(), run)
         if last is not None:
             return last

@@ -25,12 +25,10 @@ from penstock.worker.runners.process import (
     LOOK_EVERY_S,
     SPAWN,
     ChildProcess,
-    IdleChildren,
-    address_of,
-    answered,
-    hear,
+    ChildRunner,
+    handle_message,
+    result_of,
 )
-from penstock.worker.runners.thread import ThreadRunner
 
 if TYPE_CHECKING:
     from penstock.client.task import Task
@@ -57,31 +55,31 @@ class Output:
         self._lines = 0
         self._bytes = 0
         # An incomplete line; once the beginning is full, everything that is kept of the rest.
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._full = False
         self._dropped_lines = 0
         self._dropped_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
         """Take the next bytes; return the lines in them that belong to the beginning."""
-        self._kept += chunk
+        self._buffer += chunk
         lines: list[str] = []
-        while not self._full and (end := self._kept.find(b"\n")) >= 0:
+        while not self._full and (end := self._buffer.find(b"\n")) >= 0:
             self._lines += 1
             self._bytes += end + 1
             self._full = self._lines > _MOST_LINES or self._bytes > _MOST_BYTES
             if not self._full:
-                lines.append(_text(self._kept[:end]))
-                del self._kept[: end + 1]
-        if len(self._kept) > 2 * _MOST_BYTES:
+                lines.append(_text(self._buffer[:end]))
+                del self._buffer[: end + 1]
+        if len(self._buffer) > 2 * _MOST_BYTES:
             self._full = True
-            self._drop(len(self._kept) - _MOST_BYTES)
+            self._drop(len(self._buffer) - _MOST_BYTES)
         return lines
 
     def rest(self) -> list[str]:
         """Return the last lines, after a line that says how much is left out. Call this once, at the end."""
-        self._drop(max(len(self._kept) - _MOST_BYTES, 0))
-        lines = bytes(self._kept).split(b"\n")
+        self._drop(max(len(self._buffer) - _MOST_BYTES, 0))
+        lines = bytes(self._buffer).split(b"\n")
         if not lines[-1]:
             lines.pop()
         surplus = max(len(lines) - _MOST_LINES, 0)
@@ -96,8 +94,8 @@ class Output:
     def _drop(self, count: int) -> None:
         """Drop the oldest ``count`` bytes. Bytes, not lines: a run may print faster than lines can be split."""
         self._dropped_bytes += count
-        self._dropped_lines += self._kept.count(b"\n", 0, count)
-        del self._kept[:count]
+        self._dropped_lines += self._buffer.count(b"\n", 0, count)
+        del self._buffer[:count]
 
 
 def _text(line: bytes | bytearray) -> str:
@@ -105,47 +103,27 @@ def _text(line: bytes | bytearray) -> str:
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
 
 
-class SandboxRunner:
-    """Runs at most ``size`` functions at a time (default: one per CPU), each in its own process."""
+class SandboxRunner(ChildRunner["_Sandbox"]):
+    """Runs functions in processes that are made for one run each. One of them is idle: it waits for the next run."""
 
     def __init__(self, size: int | None = None) -> None:
-        self._threads = ThreadRunner(size or os.cpu_count() or 1)
-        self._spare: IdleChildren[_Sandbox] = IdleChildren()
+        super().__init__(size)
         self._modules: dict[str, None] = {}
 
     def bind(self, task: Task[..., Any]) -> Call:
-        """Return a call that runs the task's function in a sandbox, which finds it by module and name."""
+        """Return a call that runs the task's function in a sandbox."""
         if not hasattr(os, "killpg"):
             raise InvalidOption(
                 f"task {task.name!r} cannot run in a sandbox: {sys.platform} has no process groups."
             )
         if task.limits.memory_bytes and sys.platform != "linux":
             logger.warning("task %s: memory is not limited on %s, only on Linux", task.name, sys.platform)
-        module, name = address_of(task)
-        self._modules.update(dict.fromkeys([*task.app.preloaded, module, *task.app.included]))
-
-        def request(run: Run) -> Request:
-            app = task.app
-            return Request(
-                module,
-                name,
-                run.served.name,
-                run.lease,
-                app.moved_to,
-                app.included,
-                app.preloaded,
-                limits=task.limits,
-            )
-
-        return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
-
-    def close(self) -> None:
-        """End the spare process now; the others end when their runs are stopped."""
-        self._spare.close()
-        self._threads.close()
+        call = super().bind(task)
+        self._modules.update(dict.fromkeys([*task.app.preloaded, task.func.__module__, *task.app.included]))
+        return call
 
     def _call(self, run: Run, request: Request) -> EncodedResult:
-        spare = self._spare.take()
+        spare = self._idle.take()
         if spare is not None:
             try:
                 return self._run_in(spare, run, request)
@@ -160,18 +138,18 @@ class SandboxRunner:
         run.started_at = 0.0
         run.kill = sandbox.stop
         try:
-            last = sandbox.converse(run, request, on_begin=self._prepare_next) if run.abort is None else None
+            last = sandbox.run(run, request, on_begin=self._prepare_next) if run.abort is None else None
         finally:
             run.kill = None
             code = sandbox.close()
             sandbox.log_rest(run)
         if last is None:
             raise _crash(code, request, has_begun=sandbox.has_begun)
-        return answered(last)
+        return result_of(last)
 
     def _prepare_next(self) -> None:
         try:
-            self._spare.put(self._new())
+            self._idle.put(self._new())
         except OSError as error:
             # This must not fail the current run.
             logger.warning("cannot start a process for the next run in a sandbox: %s", error)
@@ -184,7 +162,7 @@ class _Sandbox(ChildProcess):
     """A process for one run, and our end of its output. Any thread may call ``stop`` and ``kill``."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        from penstock.worker.runners.confine import serve_once
+        from penstock.worker.runners.confine import serve_once  # which Windows cannot import
 
         self._output, theirs = SPAWN.Pipe(duplex=False)
         super().__init__(serve_once, theirs, modules)
@@ -203,7 +181,7 @@ class _Sandbox(ChildProcess):
         # Checking the pidfd does not reap the process, so its pid stays valid for later signals.
         return super().alive if self._pidfd is None else not wait([self._pidfd], 0)
 
-    def converse(self, run: Run, request: Request, *, on_begin: Callable[[], None]) -> Done | Raised | None:
+    def run(self, run: Run, request: Request, *, on_begin: Callable[[], None]) -> Done | Raised | None:
         """Run ``request`` when the process is ready; call ``on_begin`` when it has the request.
 
         Return its last message, ``None`` if it died without one.
@@ -214,10 +192,10 @@ class _Sandbox(ChildProcess):
                 if self._output in ready:
                     self._log_some(run)
                 if self.pipe in ready:
-                    last = self._hear(run, request, on_begin)
+                    last = self._receive_from(run, request, on_begin)
                     if last is not None:
                         return last
-                elif not self.may_speak:
+                elif not self.can_send:
                     return None
                 self._kill_if_late()
         except (EOFError, OSError):
@@ -252,7 +230,7 @@ class _Sandbox(ChildProcess):
             sources.append(self._pidfd)
         return sources
 
-    def _hear(self, run: Run, request: Request, on_begin: Callable[[], None]) -> Done | Raised | None:
+    def _receive_from(self, run: Run, request: Request, on_begin: Callable[[], None]) -> Done | Raised | None:
         message = self.receive()
         if isinstance(message, Ready):
             # Send first: a process that died when it was ready has begun nothing.
@@ -261,12 +239,12 @@ class _Sandbox(ChildProcess):
             self._starts_by = float("inf")
             run.started_at = time.monotonic()
             on_begin()
-        return hear(message, run)
+        return handle_message(message, run)
 
-    def _look_after(self) -> None:
+    def _check_child(self) -> None:
         # The child may hang in the middle of a message, which is noticed only here.
         self._kill_if_late()
-        super()._look_after()
+        super()._check_child()
 
     def _kill_if_late(self) -> None:
         if time.monotonic() > min(self._starts_by, self._stops_by):
@@ -328,5 +306,5 @@ def _crash(code: int | None, request: Request, *, has_begun: bool) -> SandboxErr
 def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exit code {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"killed by {known.get(-code, f'signal {-code}')}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"

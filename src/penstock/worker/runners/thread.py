@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def bind(task: Task[..., Any]) -> Call:
-    """Return a call that decodes the payload and awaits the task's function. The executor cancels it to abort."""
+    """Return a call that decodes the payload and calls the task's function."""
     func, unpack, serde = task.func, task.signature.unpack, task.serde
     takes_context = task.signature.context_parameter is not None
 
@@ -71,18 +71,7 @@ class ThreadRunner:
 
     def bind(self, task: Task[..., Any]) -> Call:
         """Return a call that decodes the payload and calls the task's function, both in a thread."""
-        func, unpack, serde = task.func, task.signature.unpack, task.serde
-        takes_context = task.signature.context_parameter is not None
-
-        def call(run: Run) -> Any:
-            try:
-                args, kwargs = unpack(
-                    run.lease.payload, serde, context=context_of(run) if takes_context else None
-                )
-            except InvalidInput as error:
-                raise Undecodable from error
-            return func(*args, **kwargs)
-
+        call = bind(task)
         return lambda run: self.run(call, run)
 
     async def run(self, call: Callable[[S], Any], run: S) -> Any:
