@@ -61,11 +61,11 @@ def test_what_is_under_way_counts_as_started() -> None:
 
 def test_a_queue_has_the_room_that_all_its_limits_leave() -> None:
     limits = Limits(Rate(5, 60_000), {"mail": Rate(2, 60_000)})
-    assert (limits.room("mail"), limits.room("other"), limits.whole()) == (2, 5, 5)
+    assert (limits.room("mail"), limits.room("other"), limits.room_of_worker()) == (2, 5, 5)
     limits.note("other", 4)
-    assert (limits.room("mail"), limits.room("other"), limits.whole()) == (1, 1, 1)
+    assert (limits.room("mail"), limits.room("other"), limits.room_of_worker()) == (1, 1, 1)
     limits.reserve("mail", 1)
-    assert (limits.room("mail"), limits.whole()) == (0, 0)
+    assert (limits.room("mail"), limits.room_of_worker()) == (0, 0)
 
 
 async def test_no_more_jobs_start_in_any_stretch_than_the_limit_says(

@@ -1,4 +1,4 @@
-"""The bench of a harness: runs jobs with the worker's executor, on a store that is wrapped for the test."""
+"""The bench of a harness runs jobs with the executor of workers, on a store that it wraps for the test."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from penstock.storage.values import Held, Settlement
 from penstock.testing.drain import ManualClock
 from penstock.testing.record import Ran, RunOutcome, Stub, arguments_of
 from penstock.worker.events import event_name
+from penstock.worker.executor import Executor
+from penstock.worker.handlers import Handlers
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
-from penstock.worker.session import make_executor, make_handlers
 from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Verbs that may make a job ready. A verb too many only costs a needless check.
+# Verbs that may make a job ready. One that does not only costs a check.
 _READYING: Final = frozenset(
     {
         *("enqueue", "enqueue_flows", "attach", "fire", "put_scheduler", "resume_scheduler"),
@@ -46,14 +47,15 @@ _READYING: Final = frozenset(
         *("limit", "remove_budget", "reset_usage", "resume", "set_budget"),
     }
 )
-# The pause between heartbeats of running handlers.
+# The pause between heartbeats.
 _BEAT_S: Final = 0.02
 
 
 class StandIn:
     """Passes every verb on to ``storage``, after setting the time of its queue.
 
-    ``readied`` is awaited after verbs that may have made a job ready. ``refuse`` is the error for waiting for a result.
+    It awaits ``readied`` after verbs that may have made a job ready. Unless ``refuse`` is empty, waiting for a result
+    raises ``PenstockError`` with that text.
     """
 
     def __init__(
@@ -165,31 +167,31 @@ class Bench:
     random: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._over: dict[Run, asyncio.Future[None]] = {}
+        self._ends: dict[Run, asyncio.Future[None]] = {}
         self._errors: dict[int, BaseException] = {}
         self._served_queues: dict[str, ServedQueue] = {}
         self._reporter = Reporter(self.storage, asyncio.get_running_loop())
         layers = (self._note_errors, *self.worker.options.middleware, self._use_stubs)
-        self._handlers = make_handlers(self.worker, layers)
-        self._executor = make_executor(
+        self._handlers = Handlers(self.worker, layers)
+        self._executor = Executor(
             self.worker, self._handlers, reporter=self._reporter, finished=self._end, freed=self._end_lost
         )
 
-    def at_once(self, queue: str) -> int:
+    def batch_size(self, queue: str) -> int:
         """Return how many jobs of a queue to claim at a time: one, unless a handler takes several."""
         app, batching = self.worker.app, self._batching_of_handler(queue)
         batchings = [*(task.batching for task in app.tasks.values()), batching]
         sizes = [batching.size for batching in batchings if batching is not None]
         return min(max(sizes, default=1), self.worker.options.concurrency)
 
-    def parted(self, queue: str, leases: Sequence[Lease]) -> list[list[Lease]]:
-        """Return the leases in run order: each separately, those of one batch together."""
-        parts: dict[str | int, list[Lease]] = {}
+    def grouped(self, queue: str, leases: Sequence[Lease]) -> list[list[Lease]]:
+        """Return the leases in the order of their runs, those of a batch in one list."""
+        groups: dict[str | int, list[Lease]] = {}
         for lease in leases:
             task = self.worker.app.tasks.get(lease.options.task)
             batching = task.batching if task else self._batching_of_handler(queue)
-            parts.setdefault(lease.token if batching is None else lease.options.task, []).append(lease)
-        return list(parts.values())
+            groups.setdefault(lease.token if batching is None else lease.options.task, []).append(lease)
+        return list(groups.values())
 
     def _batching_of_handler(self, queue: str) -> Batching | None:
         own, handler = self.worker.handlers.by_queue.get(queue), self.worker.app.handlers.get(queue)
@@ -201,20 +203,20 @@ class Bench:
         runs = [self._executor.prepare(served, lease, now) for lease in leases]
         self.worker.recorder.started(runs)
         for run in runs:
-            self._over[run] = asyncio.get_running_loop().create_future()
+            self._ends[run] = asyncio.get_running_loop().create_future()
         try:
             for run in runs:
                 self._start(run)
-            await self._until_over(runs)
+            await self._until_ended(runs)
         finally:
             for run in runs:
-                del self._over[run]
+                del self._ends[run]
         return [await self._settle(run) for run in runs]
 
     async def hold_leases(self, storage: Storage, ms: int) -> None:
         """Extend the leases of the current runs, so that none expires while ``ms`` pass."""
         options = self.worker.options
-        for run in list(self._over):
+        for run in list(self._ends):
             held = [Held(run.lease.id, run.lease.token)]
             lease_ms = min(options.lease_ms + ms, MAX_MS)
             await storage.extend(run.served.name, held, worker=options.id, lease_ms=lease_ms)
@@ -224,7 +226,7 @@ class Bench:
         self._executor.close()
 
     def _start(self, run: Run) -> None:
-        # The run's task copies these; no other code must see a predictable random source.
+        # The task of the run copies both. No other code must see a predictable random source.
         random_token, clock_token = chance.set(self.random), wall_clock.set(self.clock.now)
         try:
             self._executor.start(run)
@@ -232,12 +234,12 @@ class Bench:
             chance.reset(random_token)
             wall_clock.reset(clock_token)
 
-    async def _until_over(self, runs: Sequence[Run]) -> None:
+    async def _until_ended(self, runs: Sequence[Run]) -> None:
         await asyncio.sleep(0)
-        while going := [run for run in runs if not self._over[run].done()]:
-            self._handlers.hurry()  # no more jobs will come: batches start with the jobs they have
-            await asyncio.wait([self._over[run] for run in going], timeout=_BEAT_S)
-            await self._beat([run for run in going if not self._over[run].done()])
+        while running := [run for run in runs if not self._ends[run].done()]:
+            self._handlers.hurry()  # No more jobs will come, so start the batches as they are.
+            await asyncio.wait([self._ends[run] for run in running], timeout=_BEAT_S)
+            await self._beat([run for run in running if not self._ends[run].done()])
 
     async def _beat(self, runs: Sequence[Run]) -> None:
         if not runs:
@@ -264,7 +266,7 @@ class Bench:
         return self._ran(run, cast(RunOutcome, name), answer.state, error)
 
     def _ran(self, run: Run, outcome: RunOutcome, state: Any, error: BaseException | None) -> Ran:
-        lease, own = run.lease, run.outcome
+        lease, settled = run.lease, run.outcome
         return Ran(
             queue=run.served.name,
             id=lease.id,
@@ -273,9 +275,9 @@ class Bench:
             outcome=outcome,
             state=state,
             at=self.clock.now(),
-            result=self._result(run, own) if isinstance(own, Complete) else None,
+            result=self._result(run, settled) if isinstance(settled, Complete) else None,
             error=error,
-            failure=own.failure if isinstance(own, Fail) else None,
+            failure=settled.failure if isinstance(settled, Fail) else None,
             scheduler=(lease.extras or EMPTY_EXTRAS).scheduler,
         )
 
@@ -286,13 +288,13 @@ class Bench:
         return source.decode_result(outcome.result)
 
     def _end(self, run: Run) -> None:
-        over = self._over.get(run)
-        if over is not None and not over.done():
-            over.set_result(None)
+        end = self._ends.get(run)
+        if end is not None and not end.done():
+            end.set_result(None)
 
     def _end_lost(self) -> None:
-        """End the runs whose lease is lost: they have no outcome."""
-        for run in self._over.keys() - self._executor.running:
+        """End the runs whose lease is lost, which have no outcome."""
+        for run in self._ends.keys() - self._executor.running:
             self._end(run)
 
     async def _note_errors(self, context: JobContext, call_next: CallNext) -> Any:

@@ -1,4 +1,4 @@
-"""The manual clock of a harness, and draining: run what is due, one job after the other, in a fixed order."""
+"""The manual clock of a harness, and the drain, which runs jobs one after the other in a fixed order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msgspec.structs import asdict
 
 from penstock.client.firing import sweep
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Release
 from penstock.core.units import MAX_MS, Duration, milliseconds
 from penstock.errors import PenstockError, Retry
-from penstock.storage.values import Settlement, Take
+from penstock.storage.values import Held, Take
 from penstock.testing.record import Ran
+from penstock.worker.recovery import releases
 
 if TYPE_CHECKING:
     from penstock.core.job import Job, Lease
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from penstock.worker.worker import Worker
 
 
-# After this many jumps without an effect, time alone changes nothing.
-_MOST_FRUITLESS: Final = 1_000
-# A moment may have come since the last sweep.
+# After this many jumps without an effect, no open job waits for time alone.
+_MOST_IDLE_JUMPS: Final = 1_000
+# A time this recent may have come after the last sweep.
 _JUST_NOW_MS: Final = 1_000
 _SWEPT_AT_ONCE: Final = 1_000
 # Parts of a sweep's answer that do not mean that a job may be ready.
@@ -38,10 +38,9 @@ _HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms", "slot_
 
 
 class ManualClock:
-    """Moves the time of all queues of a harness forward. Real time passes as well.
+    """The time of all queues of a harness: real time, plus what ``advance`` adds. Any thread may use it.
 
-    A queue's clock moves when the queue is next used, so that queues created later have the same time. Any thread may
-    move the clock.
+    The store moves the time of a queue when the queue is next used, so queues that are created later have it too.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class ManualClock:
         return datetime.now(UTC) + timedelta(milliseconds=self.moved_ms)
 
     def advance(self, duration: Duration) -> None:
-        """Let ``duration`` pass. This runs no jobs: see ``Harness.drain``."""
+        """Let ``duration`` pass. This runs no jobs; ``Harness.drain`` does."""
         self.advance_ms(milliseconds(duration, what="duration"))
 
     def advance_ms(self, ms: int) -> None:
@@ -77,8 +76,9 @@ class ManualClock:
 class Drain:
     """One call of ``drain`` or ``run_all``, on ``queues``, or on all queues if empty, including new ones.
 
-    Queues run by name, each until nothing in it can be claimed, and again from the first while anything happens. Within
-    a queue the store decides the order. Without ``schedules``, no schedule makes a job, and its slots stay due.
+    Queues take turns in the order of their names, each until nothing in it can be claimed, for as long as anything
+    changes. Within a queue the store decides the order. Without ``schedules``, no schedule makes a job, and its slots
+    stay due.
     """
 
     storage: Storage
@@ -97,26 +97,26 @@ class Drain:
         self._claim_waits: dict[str, int | None] = {}
         self._sweep_waits: dict[str, int | None] = {}
         # The number of changes so far, and by queue the number when it was last empty.
-        self._happened = 0
-        self._emptied: dict[str, int] = {}
-        self._happened_at_jump = 0
-        self._fruitless = 0
+        self._changes = 0
+        self._empty_at: dict[str, int] = {}
+        self._changes_at_jump = 0
+        self._idle_jumps = 0
 
-    async def due(self) -> None:
+    async def run_due(self) -> None:
         """Run everything that is due now, and the jobs this leads to, until nothing can be claimed."""
         while True:
-            # A run or sweep of another queue may have enqueued jobs here since.
-            unsure = [queue for queue in await self._queues() if self._emptied.get(queue) != self._happened]
-            if not unsure:
+            # A run or a sweep may have added jobs to a queue that was empty.
+            queues = [queue for queue in await self._queues() if self._empty_at.get(queue) != self._changes]
+            if not queues:
                 return
-            for queue in unsure:
+            for queue in queues:
                 await self._empty(queue)
 
-    async def through(self, ms: int) -> None:
+    async def run_through(self, ms: int) -> None:
         """Run everything that falls due while ``ms`` pass, moving the clock from one moment to the next."""
         end_ms = self.clock.moved_ms + ms
         while True:
-            await self.due()
+            await self.run_due()
             # The waits of sweeps include those for slots.
             waits = [*self._claim_waits.values(), *(self._sweep_waits if self.schedules else {}).values()]
             waits += [] if self.schedules else [await self._next_job_ms()]
@@ -126,42 +126,42 @@ class Drain:
                 return
             self._jump(min(wait_ms, left_ms), most_ms=left_ms)
 
-    async def to_the_end(self) -> None:
-        """Run everything until no job is open, or time alone does not help the open jobs."""
+    async def run_to_end(self) -> None:
+        """Run everything until no job is open, or the open jobs wait for more than time."""
         while True:
-            await self.due()
+            await self.run_due()
             wait_ms = await self._next_job_ms()
-            if wait_ms is None or self._fruitless > _MOST_FRUITLESS:
+            if wait_ms is None or self._idle_jumps > _MOST_IDLE_JUMPS:
                 return
             self._jump(wait_ms)
 
     async def until_begun(self, queue: str, id: str, *, most_ms: int, benches: Sequence[Bench]) -> None:
-        """Let up to ``most_ms`` pass until neither the job nor those it waits for are scheduled for later.
+        """Let up to ``most_ms`` pass, until neither the job nor a job that it waits for is scheduled for later.
 
-        Current runs on ``benches`` keep their leases: they may be waiting for this.
+        The runs on ``benches`` keep their leases, because one of them may be the caller.
         """
         end_ms = self.clock.moved_ms + most_ms
         while await self._awaits_time(queue, id):
             waits = [wait_ms for wait_ms in self._claim_waits.values() if wait_ms is not None]
             wait_ms, left_ms = min(waits, default=MAX_MS), end_ms - self.clock.moved_ms
-            if wait_ms > left_ms or self._fruitless > _MOST_FRUITLESS:
+            if wait_ms > left_ms or self._idle_jumps > _MOST_IDLE_JUMPS:
                 return
             for bench in benches:
                 await bench.hold_leases(self.storage, wait_ms)
             self._jump(wait_ms, most_ms=left_ms)
 
     async def _awaits_time(self, queue: str, id: str) -> bool:
-        await self.due()
+        await self.run_due()
         [job] = await self.storage.get(queue, [id])
         return job is not None and (job.state is State.SCHEDULED or job.blocked_by == "children")
 
     def _jump(self, ms: int, *, most_ms: int = MAX_MS) -> None:
-        # Double the step after each jump without effect: a store may report a moment slightly too early.
-        self._fruitless = self._fruitless + 1 if self._happened == self._happened_at_jump else 0
-        step_ms = max(ms, 1 << min(self._fruitless, 30)) if ms <= 1 else ms
+        # A store may report a time that is slightly too early, so jump twice as far after each jump without effect.
+        self._idle_jumps = self._idle_jumps + 1 if self._changes == self._changes_at_jump else 0
+        step_ms = max(ms, 1 << min(self._idle_jumps, 30)) if ms <= 1 else ms
         self.clock.advance_ms(min(step_ms, most_ms))
-        self._happened_at_jump = self._happened
-        self._emptied.clear()
+        self._changes_at_jump = self._changes
+        self._empty_at.clear()
 
     async def _queues(self) -> Sequence[str]:
         return self.queues or await self.storage.queues()
@@ -171,40 +171,40 @@ class Drain:
         while await self._run_claimable(queue):
             if not await self._sweep(queue):
                 break
-        self._emptied[queue] = self._happened
+        self._empty_at[queue] = self._changes
 
     async def _run_claimable(self, queue: str) -> bool:
-        before = self._happened
+        before = self._changes
         while True:
             await self.recorder.look(self.storage, queue)
             options = self.worker.options
-            take = Take(options.id, self.bench.at_once(queue), options.lease_ms)
+            take = Take(options.id, self.bench.batch_size(queue), options.lease_ms)
             claimed = await self.storage.claim(queue, take)
             self._claim_waits[queue] = claimed.wait_ms
             if not claimed.leases:
-                return self._happened > before
+                return self._changes > before
             await self._run(queue, claimed.leases)
 
     async def _run(self, queue: str, leases: Sequence[Lease]) -> None:
-        parts = self.bench.parted(queue, leases)
+        groups = self.bench.grouped(queue, leases)
         try:
-            while parts:
-                ran = await self.bench.run(queue, parts.pop(0))
-                self._happened += 1
+            while groups:
+                ran = await self.bench.run(queue, groups.pop(0))
+                self._changes += 1
                 self._note(ran)
         finally:
-            left = [Settlement(lease.id, lease.token, Release()) for part in parts for lease in part]
-            if left:  # a failure before them was raised
-                await self.storage.settle(queue, left)
+            # If a run raised, hand back the leases of the others.
+            if unstarted := [Held(lease.id, lease.token) for group in groups for lease in group]:
+                await self.storage.settle(queue, releases(unstarted))
 
     async def _sweep(self, queue: str) -> bool:
-        before, more = self._happened, True
+        before, more = self._changes, True
         while more:
             swept = await self._swept(queue)
             more = swept.more
-            self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
+            self._changes += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
             self._sweep_waits[queue] = swept.wait_ms
-        return self._happened > before
+        return self._changes > before
 
     async def _swept(self, queue: str) -> Swept:
         if not self.schedules:

@@ -1,4 +1,4 @@
-"""The harness: puts an app under test, runs its jobs on demand, and asserts what was enqueued."""
+"""The harness puts an app under test: it runs jobs on demand and asserts which jobs were enqueued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias, Unpack, get_args
 from weakref import WeakSet
 
@@ -49,9 +48,9 @@ class Harness:
     """An app under test: in the block of ``with harness(app) as h`` or ``async with``, it has a fresh store in memory.
 
     ``manual``: jobs run when you call ``drain()`` or ``run_all()``. ``inline``: jobs run inside the call that makes
-    them ready; ``enqueue`` returns when its job, and the jobs it led to, have run. Waiting for a result moves the clock
-    to the retries and delays of that job. ``fake``: nothing runs, everything is recorded. Call its methods on any event
-    loop, or use ``sync`` in synchronous code.
+    them ready, so ``enqueue`` returns when its job has run, and the jobs that this one enqueued. Waiting for a result
+    moves the clock to the retries and delays of that job. ``fake``: no job runs, all are recorded. Call the methods on
+    any event loop, or use ``sync`` in synchronous code.
 
     ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
     ``schedules=False`` leaves schedules out, ``seed`` seeds the jitter. ``url`` names another store, which is used in a
@@ -77,12 +76,13 @@ class Harness:
             raise InvalidOption(
                 f"mode must be 'manual', 'inline' (jobs run immediately) or 'fake', got {mode!r}."
             )
-        _refuse_idle(worker)
+        _refuse_unused(worker)
         self.app = app
         self.mode: Mode = mode
         self.clock = ManualClock()
         self.worker = app.worker(**worker)
-        """Lends its options, handlers and listeners to the runs: ``@h.worker.handler("raw")``, ``h.worker.on(...)``."""
+        """The worker whose options, handlers and listeners the runs use: ``@h.worker.handler("raw")``,
+        ``h.worker.on(...)``."""
         self.runs: list[Ran] = []
         """All runs so far."""
         self._raise_failures = raise_failures
@@ -133,7 +133,7 @@ class Harness:
         """Close the harness from synchronous code."""
         if self._restore():
             home = self._home
-            if home is not None and _is_at_rest(home):
+            if home is not None and _is_idle(home):
                 # The test's loop is idle: close what its hooks opened on the same loop.
                 home.run_until_complete(self._finish())
             elif home is not None:
@@ -143,23 +143,18 @@ class Harness:
     def __enter__(self) -> Self:
         return self.begin()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self.begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @property
     def sync(self) -> SyncHarness:
         """Return the same methods for synchronous code."""
-
         return SyncHarness(self)
 
     # Run
@@ -180,7 +175,8 @@ class Harness:
         """
         drain = await self._drain(queues, raise_failures, max_runs, schedules)
         return await self._carry_out(
-            drain, drain.due if until is None else lambda: drain.through(milliseconds(until, what="until"))
+            drain,
+            drain.run_due if until is None else lambda: drain.run_through(milliseconds(until, what="until")),
         )
 
     async def run_all(
@@ -196,7 +192,7 @@ class Harness:
         ``drain``.
         """
         drain = await self._drain(queues, raise_failures, max_runs, schedules)
-        return await self._carry_out(drain, drain.to_the_end)
+        return await self._carry_out(drain, drain.run_to_end)
 
     async def perform(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Enqueue one call, run everything, and return its result: the shortest test of a task, retries included.
@@ -223,14 +219,14 @@ class Harness:
         raises: BaseException | None = None,
         does: Callable[..., Any] | None = None,
     ) -> Stub:
-        """Make a task's runs return, raise or do something else instead of their work; the rest stays real."""
+        """Replace the function of a task: its runs return, raise or do what you say. All else stays real."""
         name = task if isinstance(task, str) else task.name
         self.app.task_named(name)
         stub = Stub(returns=returns, raises=raises, does=does, end=lambda: self._unstub(name, stub))
         self._stubs[name] = stub
         return stub
 
-    # Look
+    # Inspect
 
     async def enqueued(
         self,
@@ -244,10 +240,10 @@ class Harness:
         payload: Any = None,
         **kwargs: Any,
     ) -> list[Recorded]:
-        """Return the jobs enqueued so far, in order; only those of a task, with these arguments, on a queue …
+        """Return the jobs that were enqueued, in order: those of a task, with these arguments, on a queue …
 
         Omitted options and arguments match anything. Values are compared with ``==``, so ``unittest.mock.ANY`` works.
-        Pass an argument that has the name of an option here by position.
+        If an argument has the name of an option, pass it by position.
         """
         matches = matcher(
             task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
@@ -298,7 +294,7 @@ class Harness:
         self._recorder.jobs.clear()
         self.runs.clear()
 
-    # Inside
+    # Internals
 
     async def _drain(
         self,
@@ -337,7 +333,7 @@ class Harness:
 
     async def _run_inline(self) -> None:
         drain = await self._drain()
-        await drain.due()
+        await drain.run_due()
 
     async def _pass_time(self, queue: str, id: str, most_ms: int | None) -> None:
         """Move the clock to the next run of a job that a caller waits for, and of the jobs that it waits for."""
@@ -424,14 +420,14 @@ def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], criteri
     return f"{name}({', '.join(values)})" if values else name
 
 
-def _refuse_idle(options: Mapping[str, Any]) -> None:
-    idle = options.keys() & (WorkerOptions.__annotations__.keys() - _WORKER_OPTIONS)
-    if idle:
+def _refuse_unused(options: Mapping[str, Any]) -> None:
+    unused = options.keys() & (WorkerOptions.__annotations__.keys() - _WORKER_OPTIONS)
+    if unused:
         raise InvalidOption(
-            f"a harness does not take the worker option {min(idle)!r}, because it claims no jobs by itself. "
+            f"a harness does not take the worker option {min(unused)!r}, because it claims no jobs by itself. "
             f"It takes {', '.join(sorted(_WORKER_OPTIONS))}."
         )
 
 
-def _is_at_rest(loop: asyncio.AbstractEventLoop) -> bool:
+def _is_idle(loop: asyncio.AbstractEventLoop) -> bool:
     return not loop.is_closed() and not loop.is_running() and asyncio._get_running_loop() is None

@@ -1,7 +1,7 @@
-"""The record of a harness: all jobs enqueued, read from the event logs, how to match them, the runs, and stubs.
+"""The records of a harness: the jobs that were enqueued, and their runs. Also the search among them, and stubs.
 
-The log has every accepted job, from code under test, a task, a flow or a scheduler; it has no duplicates. Jobs are
-recorded before they run, in the state in which they were enqueued.
+The jobs are read from the event logs, which have each job once, whether a test, a task, a flow or a scheduler enqueued
+it. They are recorded before they run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from penstock.client.info import JobInfo
@@ -78,9 +77,9 @@ class Recorder:
 
 
 def arguments_of(task: Task[..., Any], payload: bytes) -> dict[str, Any]:
-    """Return the arguments for a run with this payload, by name, in their annotated types, with defaults."""
+    """Return the arguments in this payload by name, in their annotated types, and the defaults of the others."""
     args, kwargs = task.signature.unpack(payload, task.serde)
-    if task.batching is not None:  # the function takes lists, a job is one item
+    if task.batching is not None:  # The function takes lists; a job is one item.
         return dict(zip(task.signature.parameters, args, strict=True))
     bound = inspect.signature(task.func).bind(*args, **kwargs).arguments
     bound.pop(task.signature.context_parameter or "", None)
@@ -98,7 +97,7 @@ def matcher(
     priority: int | None,
     payload: Any,
 ) -> Match:
-    """Return a function that tells whether a recorded job matches. Omitted values match anything.
+    """Return a predicate on recorded jobs. ``None`` matches anything.
 
     Raises:
         InvalidInput: the task cannot take these arguments, or there are arguments without a task.
@@ -133,7 +132,7 @@ def _expected(
     try:
         return dict(signature.replace(parameters=parameters).bind_partial(*args, **kwargs).arguments)
     except TypeError as error:
-        raise InvalidInput(f"no job of {task.name!r} could have these arguments: {error}.") from None
+        raise InvalidInput(f"{task.name!r} cannot take these arguments: {error}.") from None
 
 
 def _equal(expected: Any, name: str, job: Recorded) -> bool:
@@ -181,8 +180,8 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The result of a drain: ``runs`` in order, ``left`` with the counts of queues with open jobs, and ``advanced``,
-    the distance that the clock moved."""
+    """The result of a drain: the ``runs`` in order, the counts of queues with open jobs (``left``), and how far the
+    clock moved (``advanced``)."""
 
     runs: list[Ran] = field(default_factory=list)
     left: Mapping[str, Counts] = field(default_factory=dict)
@@ -214,7 +213,7 @@ class Drained:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Stub:
-    """Replaces the work of a task; made by ``Harness.stub``. ``calls`` has the arguments by name of each run.
+    """Replaces the function of a task; made by ``Harness.stub``. ``calls`` has the arguments of each run, by name.
 
     It lasts until ``remove()`` or the end of its ``with`` block.
     """
@@ -236,13 +235,11 @@ class Stub:
         return await answer if inspect.isawaitable(answer) else answer
 
     def remove(self) -> None:
-        """Let the task do its own work again."""
+        """Restore the task's function."""
         self.end()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()

@@ -1,13 +1,13 @@
-"""The executor: turns a lease into an outcome. The fetcher settles outcomes.
+"""The executor runs the job of a lease and decides on the outcome, which the fetcher then settles.
 
-In a flow, the executor passes the results of earlier jobs to the next one as its first argument.
+In a flow, it passes the results of earlier jobs to the next one as its first argument.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never, cast
@@ -45,9 +45,9 @@ from penstock.worker.run import Deadlines, EncodedResult, Run
 from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
-    from penstock.client.app import App
     from penstock.client.task import Task
     from penstock.storage.contract import Storage
+    from penstock.worker.worker import Worker
 
 
 logger = get_logger("penstock.worker")
@@ -58,8 +58,8 @@ _new_task: Final[Callable[..., asyncio.Task[None]]] = (
 )
 
 
-async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
-    """Return the lease with the results of the jobs it waited for as the first argument in its payload.
+async def _with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
+    """Return the lease with the results of earlier jobs as the first argument in its payload.
 
     Raise ``SerializationError`` if the results cannot be read: no run of the job can succeed.
     """
@@ -76,8 +76,8 @@ async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..
     return replace(lease, payload=task.serde.encode({first: value, **arguments}))
 
 
-def name_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
-    """Make ``error`` name the passed result if the function cannot take it."""
+def _blame_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
+    """If the function cannot take the passed result, make ``error`` say so."""
     assert lease.extras is not None
     first = task.signature.parameters[0]
     is_list = lease.extras.passes.startswith("list:")
@@ -96,38 +96,40 @@ def _result(record: DependencyRecord, serde: Serde) -> Any:
 
 
 class Executor:
-    """Runs leases and hands each run to ``finished`` once it has its outcome.
+    """Runs leases, and calls ``finished`` with each run that has its outcome.
 
-    ``running`` holds the runs that occupy a slot. A run whose handler ignores its abort is settled without it, and
-    stays in ``running`` and in ``stuck`` until the handler ends. ``freed`` is called then, and when a run ends whose
-    lease is lost. With ``interrupts`` a ``KeyboardInterrupt`` ends the loop; without, it fails its run.
+    ``running`` has the runs that occupy a slot. If a handler ignores its abort, its run is settled without it, and
+    stays in ``running`` and in ``stuck`` until the handler ends. ``freed`` is called then, and when a run without a
+    lease ends. With ``interrupts`` a ``KeyboardInterrupt`` ends the loop; without, it fails its run.
     """
 
     def __init__(
         self,
-        app: App,
-        *,
+        worker: Worker,
         handlers: Handlers,
-        after: AfterHooks | None,
+        *,
         reporter: Reporter,
         finished: Callable[[Run], None],
         freed: Callable[[], None],
-        stuck: Callable[[Run], None],
         interrupts: bool = True,
     ) -> None:
-        self._backoffs = app.backoffs
-        self._tasks = app.tasks
+        self._backoffs = worker.app.backoffs
+        self._tasks = worker.app.tasks
         self._handlers = handlers
         self._by_task = handlers.by_task
         self._reporter = reporter
-        self._after = after
-        self._late: set[asyncio.Task[None]] = set()
+        hooks, recorder = worker.options.after_execution, worker.recorder
+        # None without hooks, so that runs skip them.
+        self._after = (
+            AfterHooks(hooks, lambda e, run: recorder.error(e, queue=run.served.name)) if hooks else None
+        )
+        self._late_settles: set[asyncio.Task[None]] = set()
         self._finished = finished
         self._freed = freed
-        self._got_stuck = stuck
+        self._got_stuck = recorder.stuck
         self._deadlines = Deadlines(self._overdue)
         self._loop = asyncio.get_running_loop()
-        self._largest = app.max_payload
+        self._largest = worker.app.max_payload
         self._interrupts = interrupts
         self.running: set[Run] = set()
         self.stuck: set[Run] = set()
@@ -180,7 +182,7 @@ class Executor:
                 self._finished(run)
 
     def close(self) -> None:
-        """Close the threads and processes."""
+        """Close the threads and processes of the handlers."""
         self._deadlines.close()
         self._handlers.close()
 
@@ -208,12 +210,14 @@ class Executor:
             warn_if_it_blocked(run)
         if run.context is not None:
             if isinstance(outcome, Complete) and (unused := run.context.unused_steps()):
-                await self._note_unused(run, unused)
-            await self._send_reports(run)
+                await _sent(
+                    run, self._note_unused(run, unused), "the unused steps of job %r could not be logged"
+                )
+            await _sent(run, self._reporter.flush(), "the last reports of job %r could not be sent")
         self._end(run, outcome)
 
     async def _raised(self, run: Run, raised: BaseException) -> Outcome | None:
-        """Return the outcome of a run that raised. User code that decides the outcome may raise as well."""
+        """Return the outcome of a run that raised. Hooks and backoffs, which take part in it, may raise as well."""
         if run.stuck:
             return None  # The run was settled without its handler.
         if isinstance(raised, LoopBlocked):
@@ -221,18 +225,19 @@ class Executor:
         if run.context is not None and run.context.suspension is not None:
             raised = run.context.suspension.directive
         try:
-            if isinstance(raised, Undecodable) and run.lease.extras is not None and run.lease.extras.passes:
-                self._name_result(run, raised)
-            error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
+            task, extras = self._tasks.get(run.lease.options.task), run.lease.extras
+            if isinstance(raised, Undecodable) and task is not None and extras is not None and extras.passes:
+                _blame_result(run.lease, task, raised)
+            error = await _wait_or_error(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
             if isinstance(outcome, Fail):
-                run.error = _logged(run, error, outcome)
+                run.error = _error_to_log(run, error, outcome)
             if self._after is not None:
                 outcome = await self._after.review(run, error, outcome)
         except BaseException as broken:
             if self._ends_the_loop(broken):
                 raise
-            logger.exception("deciding the outcome of job %r failed; it counts as failed", run.lease.id)
+            logger.exception("could not decide the outcome of job %r; it counts as failed", run.lease.id)
             run.error = raised
             return self._aborted(run) if run.abort is not None else undecided(raised, broken)
         return outcome
@@ -256,18 +261,14 @@ class Executor:
             self._freed()
 
     async def _pass_results(self, run: Run) -> None:
-        """Make the results of the jobs it waited for its first argument."""
+        """Pass the results of the jobs that the job waited for to its function, as the first argument."""
         task, app = self._tasks.get(run.lease.options.task), run.served.app
         if task is None or app is None:
             return
         try:
-            run.lease = await with_results(await app.connect(), run.served.name, run.lease, task)
+            run.lease = await _with_results(await app.connect(), run.served.name, run.lease, task)
         except SerializationError as error:
             raise Undecodable from error
-
-    def _name_result(self, run: Run, error: Undecodable) -> None:
-        if (task := self._tasks.get(run.lease.options.task)) is not None:
-            name_result(run.lease, task, error)
 
     def _returned(self, run: Run, result: Any) -> Outcome | None:
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
@@ -300,8 +301,8 @@ class Executor:
                 self._finished(run)
 
         task = self._loop.create_task(settle())
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
+        self._late_settles.add(task)
+        task.add_done_callback(self._late_settles.discard)
 
     def _result_of(self, run: Run, result: Any) -> Any:
         """Return the result as the handler returned it, even from another process."""
@@ -331,23 +332,9 @@ class Executor:
 
     async def _note_unused(self, run: Run, unused: list[NewStep]) -> None:
         """Log the recorded steps that a completed job no longer asks for."""
-        try:
-            storage = await run.served.app.connect() if run.served.app else None
-            if storage is not None:
-                await storage.record_steps(run.served.name, unused)
-        except asyncio.CancelledError:
-            pass  # Aborted after the handler finished: the outcome stands.
-        except Exception:
-            logger.exception("the unused steps of job %r could not be logged", run.lease.id)
-
-    async def _send_reports(self, run: Run) -> None:
-        try:
-            await self._reporter.flush()
-        except asyncio.CancelledError:
-            # Aborted after the handler finished: the outcome stands.
-            pass
-        except Exception:
-            logger.exception("the last reports of job %r could not be sent", run.lease.id)
+        if run.served.app is not None:
+            storage = await run.served.app.connect()
+            await storage.record_steps(run.served.name, unused)
 
     def _overdue(self, run: Run) -> None:
         if run.abort is None:
@@ -356,7 +343,17 @@ class Executor:
             self.give_up(run)
 
 
-def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
+async def _sent(run: Run, call: Awaitable[object], message: str) -> None:
+    """Await a call after the handler has ended; log its failure. The outcome stands, also if the run is aborted now."""
+    try:
+        await call
+    except asyncio.CancelledError:
+        pass
+    except Exception:
+        logger.exception(message, run.lease.id)
+
+
+def _error_to_log(run: Run, error: BaseException, outcome: Fail) -> BaseException:
     """Return the exception to log for a run that raised ``error``: a timeout if the run was aborted."""
     if run.abort is not None:
         return TimeoutError(outcome.failure.message).with_traceback(error.__traceback__)
@@ -366,7 +363,7 @@ def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
     return error.with_traceback(None) if run.handler.task == COMMAND_TASK else error
 
 
-async def _checked_wait(run: Run) -> BaseException:
+async def _wait_or_error(run: Run) -> BaseException:
     """Return ``WaitForChildren``, or an error if the job has no children: it would run again and again."""
     app = run.served.app
     assert app is not None, "the queues of a running worker have an app"

@@ -1,14 +1,14 @@
-"""The fetcher: keeps the slots full and settles outcomes, in as few round trips as possible.
+"""The fetcher keeps the slots full and settles outcomes, in as few round trips as possible.
 
 An outcome and the claim of the next job travel together. Up to two calls per queue are in flight: while the store
 works on one half of the slots, Python works on the other. A single outcome is sent immediately, so that a quiet queue
 answers fast; under load, outcomes gather while calls are in flight.
 
-A queue that returned less than requested is *dry*: it is left alone until a wait ends. If slots are free, the wait is a
-blocking claim, so that a job for an idle worker needs no further round trip.
+A queue that returned less than requested is *dry*: the fetcher claims nothing from it until a wait ends. If slots are
+free, the wait is a blocking claim, so that a job for an idle worker needs no further round trip.
 
-A call in flight holds others back: outcomes gather until it ends, and the leases of an abandoned claim are recovered
-after it. So every call, however it ends, calls ``_ended``, which sends whatever can be sent then.
+Some calls must wait until a call in flight has ended: outcomes gather meanwhile, and the leases of an abandoned claim
+are recovered only then. So every call, however it ends, calls ``_ended``, which sends what can be sent by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.job import Lease
 from penstock.storage.contract import Storage
-from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
+from penstock.storage.values import Claimed, Held, SettledBatch, Settlement, Take
 from penstock.worker import recovery
 from penstock.worker.events import guarded
 from penstock.worker.run import Run
@@ -29,10 +29,12 @@ from penstock.worker.slots import Limits, Reservation, ServedQueue, apportion
 
 if TYPE_CHECKING:
     from penstock.worker.executor import Executor
+    from penstock.worker.worker import Worker
 
 
-# A job whose wake-up went to a worker that then died is found this late.
+# If a worker is woken for a job and dies, the job is found this late.
 LONGEST_WAIT_MS: Final = 1_000
+_BURST_WAIT_MS: Final = 250
 _MOST_IN_FLIGHT: Final = 2
 _MOST_PER_WAIT: Final = 10
 # A full worker has no waiters, so a dry queue beside a busy one is claimed from again after this long.
@@ -45,38 +47,34 @@ _LATE_S: Final = 2.0
 class Fetcher:
     """Claims and settles for the served queues, on the worker's loop.
 
-    ``settled(runs, answers)`` is called for the outcomes that the store has answered, ``dried(served)`` when a queue
-    turns dry, ``failed(served, error)`` and ``recovered(served)`` at the start and end of an outage, ``ended()`` after
-    every call. An exception in a callback is logged and has no other effect.
+    ``dried(served)`` is called when a queue turns dry, ``failed(served, error)`` and ``recovered(served)`` at the start
+    and end of an outage, ``ended()`` after every call. An exception in a callback is logged and has no other effect.
     """
 
     def __init__(
         self,
+        worker: Worker,
         storage: Storage,
         served_queues: Sequence[ServedQueue],
         *,
-        worker_id: str,
-        lease_ms: int,
-        concurrency: int,
-        limits: Limits | None = None,
-        settled: Callable[[Sequence[Run], Sequence[Settled]], None],
-        started: Callable[[Sequence[Run]], None],
         dried: Callable[[ServedQueue], None],
         failed: Callable[[ServedQueue, BaseException], None],
         recovered: Callable[[ServedQueue], None],
         ended: Callable[[], None],
     ) -> None:
+        options = worker.options
         self._storage = storage
         self.served_queues = tuple(served_queues)
-        self._worker_id = worker_id
-        self._lease_ms = lease_ms
-        self._concurrency = concurrency
-        self._most_per_take = (concurrency + 1) // 2
-        self.limits = limits
-        if limits is not None:
-            limits.room_again = lambda: self._wake(*self.served_queues)
-        self._settled = guarded(settled)
-        self._started = guarded(started)
+        self._worker_id = options.id
+        self._lease_ms = options.lease_ms
+        self._concurrency = options.concurrency
+        self._most_per_take = (options.concurrency + 1) // 2
+        # None without limits, so that claims skip them.
+        self.limits = Limits(options.limit, options.limits) if options.limit or options.limits else None
+        if self.limits is not None:
+            self.limits.on_room = lambda: self._wake(*self.served_queues)
+        self._settled = guarded(worker.recorder.settled)
+        self._started = guarded(worker.recorder.started)
         self._dried = guarded(dried)
         self._failed = guarded(failed)
         self._recovered = guarded(recovered)
@@ -85,13 +83,13 @@ class Fetcher:
         self._context = contextvars.copy_context()
         self._reserved = 0
         self._pump_scheduled = False
-        self._tending: asyncio.TimerHandle | None = None
+        self._waiters_timer: asyncio.TimerHandle | None = None
         self._starting = False
         self._closed = False
         self._calls: set[asyncio.Task[None]] = set()
         self.claiming = False
         self.hand_back_new = False
-        self.longest_wait_ms = LONGEST_WAIT_MS
+        self.longest_wait_ms = _BURST_WAIT_MS if options.burst else LONGEST_WAIT_MS
         self.last_claim_at = time.monotonic()
         self.executor: Executor
 
@@ -156,13 +154,13 @@ class Fetcher:
             if served.recovering is None and served.in_flight < _MOST_IN_FLIGHT:
                 self._send_for(served, grants.get(served, 0))
         if self.limits is not None:
-            self.limits.tend()
+            self.limits.set_timer()
         if self.claiming:
-            self._tend_waiters_soon()
+            self._update_waiters_soon()
 
     def _grants(self) -> dict[ServedQueue, int]:
         """Share the free slots among the queues that may have jobs; if none, among those with outcomes to settle."""
-        free = self.free if self.limits is None else min(self.free, self.limits.whole())
+        free = self.free if self.limits is None else min(self.free, self.limits.room_of_worker())
         if free <= 0 or not self.claiming:
             return {}
         if len(self.served_queues) == 1:
@@ -244,11 +242,11 @@ class Fetcher:
         self._pump()
 
     def _ended(self, served: ServedQueue, *, places: int = 0, began_at: float | None = None) -> None:
-        """End a call and do what it held back."""
+        """End a call, and send what had to wait for it."""
         served.in_flight -= places
         if began_at is not None:
             served.call_starts.remove(began_at)
-        self._make_sure_soon(served)
+        self._recover_abandoned_soon(served)
         self._call_ended()
         self._pump()
 
@@ -324,20 +322,22 @@ class Fetcher:
 
     # Waiting
 
-    def _tend_waiters_soon(self) -> None:
-        """Tend the waiters, immediately if nothing runs; otherwise let short jobs finish first."""
+    def _update_waiters_soon(self) -> None:
+        """Begin and end waits, immediately if nothing runs; otherwise let short jobs finish first."""
         if not self.executor.running:
-            self._tend_waiters()
-        elif self._tending is None:
-            self._tending = self._loop.call_later(_SETTLE_FIRST_S, self._tend_waiters, context=self._context)
+            self._update_waiters()
+        elif self._waiters_timer is None:
+            self._waiters_timer = self._loop.call_later(
+                _SETTLE_FIRST_S, self._update_waiters, context=self._context
+            )
 
-    def _tend_waiters(self) -> None:
-        self._tending = None
+    def _update_waiters(self) -> None:
+        self._waiters_timer = None
         if not self.claiming:
             return
         for served in self.served_queues:
             if self._free_for(served) <= 0 and not served.spare:
-                # A full worker would swallow a wake-up that an idle worker could act on.
+                # A full worker would take a wake-up away from an idle worker.
                 self._stop_waiting(served)
             elif served.dry and served.waiter is None and served.recovering is None:
                 self._begin_wait(served)
@@ -348,7 +348,7 @@ class Fetcher:
             # The store may have leased jobs to this claim before the cancel arrived.
             served.unsure = served.unsure or served.spare > 0
             self._end_wait(served)
-            self._make_sure_soon(served)
+            self._recover_abandoned_soon(served)
         served.drop_alarm()
 
     async def _wait(self, served: ServedQueue, count: int) -> None:
@@ -388,13 +388,13 @@ class Fetcher:
             served.dry = False
         self._pump()
 
-    def _make_sure_soon(self, served: ServedQueue) -> None:
+    def _recover_abandoned_soon(self, served: ServedQueue) -> None:
         """Recover the leases of an abandoned claim, as soon as no call in flight can bring leases."""
         if served.unsure and not served.in_flight and served.recovering is None and not self._closed:
             served.unsure = False
-            self._begin(served, self._make_sure(served), places=_MOST_IN_FLIGHT)
+            self._begin(served, self._recover_abandoned(served), places=_MOST_IN_FLIGHT)
 
-    async def _make_sure(self, served: ServedQueue) -> None:
+    async def _recover_abandoned(self, served: ServedQueue) -> None:
         sent_at = served.note_call()
         try:
             await recovery.hand_back_unknown(self._storage, served, worker_id=self._worker_id)
@@ -431,7 +431,7 @@ class Fetcher:
             self._ended(served)
 
     def _hand_back(self, served: ServedQueue, leases: Sequence[Held], sent_at: float) -> None:
-        """Release leases, because the worker stops, or because the late answer may be outdated."""
+        """Release leases, because the worker stops, or because their claim was answered too late."""
         served.call_starts.append(sent_at)
         self._begin(served, self._release(served, leases, sent_at), places=1)
 

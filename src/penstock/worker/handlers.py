@@ -1,8 +1,8 @@
 """Handlers: the code that runs the jobs of each task, and of queues whose jobs have no task.
 
-A job whose task is not registered here is handed back: during a rolling deploy another worker knows the task. The
-job returns after a delay that grows to 10 s and counts towards no limit. A strict group keeps its order meanwhile.
-The job fails once this worker has known it for ``unknown_after``.
+A job whose task is not registered here is handed back, because during a rolling deploy another worker may know the
+task. The job returns after a delay that grows to 10 s, and no attempt is used up. A strict group keeps its order
+meanwhile. It fails once ``unknown_after`` has passed since this worker first saw it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, assert_never
 
 from penstock.client.decorators import Batching
 from penstock.core.command import COMMAND_TASK
@@ -30,9 +30,8 @@ from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
 
 if TYPE_CHECKING:
-    from penstock.client.app import App
-    from penstock.client.execution import Runner
     from penstock.client.task import Task
+    from penstock.worker.worker import Worker
 
 
 HandlerFunction = Callable[[JobContext], Any]
@@ -46,10 +45,10 @@ logger = get_logger("penstock.worker")
 
 _FIRST_DELAY_MS: Final = 250
 _LONGEST_DELAY_MS: Final = 10_000
-# Beyond this number the oldest jobs are forgotten, and wait longer.
+# Of more jobs, the oldest are forgotten: they wait longer before they fail.
 _MOST_WATCHED: Final = 10_000
 _MOST_NAMES: Final = 100
-# A task is no longer listed this long after its last job.
+# A task is listed until this time has passed since its last job.
 _LISTED_S: Final = 600.0
 
 
@@ -58,12 +57,6 @@ class QueueHandler(NamedTuple):
 
     function: Callable[[Any], Any]
     batching: Batching | None = None
-
-
-class MakeBatcher(Protocol):
-    """Makes the batcher of a handler."""
-
-    def __call__(self, batching: Batching, handle: Callable[[Batch], Any], *, is_async: bool) -> Batcher: ...
 
 
 class QueueHandlers:
@@ -79,25 +72,6 @@ class QueueHandlers:
         if check_queue(queue) in self.by_queue:
             raise InvalidOption(f"queue {queue!r} already has a handler. Remove one of the two.")
         self.by_queue[queue] = QueueHandler(function, batching)
-
-    def make(
-        self,
-        queue: str,
-        *,
-        threads: ThreadRunner,
-        batcher: MakeBatcher,
-        wrap: Callable[[Call], Call],
-        encode: Callable[[Any], bytes],
-    ) -> Handler:
-        """Return the handler of this queue's jobs without a task. The queue must have a function."""
-        function, batching = self.by_queue[queue]
-        is_async = inspect.iscoroutinefunction(function)
-        if batching is not None:
-            call = _joining(batcher(batching, lambda batch: function(batch.items), is_async=is_async))
-        else:
-            call = _calling(function, None if is_async else threads)
-        runner: Runner = "async" if is_async else "thread"
-        return Handler("", runner, wrap(call), encode, _pack, is_batched=batching is not None)
 
 
 def _calling(function: Callable[[Any], Any], threads: ThreadRunner | None) -> Call:
@@ -117,7 +91,7 @@ def _pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
 
 class UnknownTasks:
-    """The jobs that this worker received and cannot run. Changed on the worker's loop."""
+    """The jobs that this worker received and cannot run. Only its loop changes this."""
 
     def __init__(self, after_ms: int) -> None:
         self._after_s = after_ms / 1000
@@ -152,38 +126,29 @@ class UnknownTasks:
 
 
 class Handlers:
-    """Makes the handlers; ``by_task`` holds those made so far. ``concurrency`` bounds the size of a batch."""
+    """Makes the handlers of ``worker``, with their own threads and processes. ``by_task`` has those made so far."""
 
     def __init__(
-        self,
-        app: App,
-        *,
-        queue_handlers: QueueHandlers,
-        middleware: Sequence[Middleware],
-        threads: ThreadRunner,
-        processes: ProcessRunner,
-        sandboxes: SandboxRunner,
-        concurrency: int,
-        commands: CommandRunner | None = None,
-        unknown_after_ms: int = 0,
+        self, worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0
     ) -> None:
+        app, options = worker.app, worker.options
         self._app = app
         self._tasks = app.tasks
         self._encode_untyped = app.result_serde.encode
-        self._queue_handlers = queue_handlers
+        self._queue_handlers = worker.handlers
         self._middleware = tuple(middleware)
-        self._threads = threads
-        self._processes = processes
-        self._sandboxes = sandboxes
-        self._concurrency = concurrency
-        self._commands = commands
+        self._threads = ThreadRunner(options.threads, app.sync_middlewares)
+        self._processes = ProcessRunner(options.child_processes)
+        self._sandboxes = SandboxRunner(options.child_processes)
+        self._concurrency = options.concurrency
+        self._commands = None if options.commands is None else CommandRunner(options.commands)
         self.unknown = UnknownTasks(unknown_after_ms)
         self.by_task: dict[str, Handler] = {}
-        self._untasked: dict[str, Handler] = {}
+        self._without_task: dict[str, Handler] = {}
         self._batchers: list[Batcher] = []
 
     def make(self, queue: str, name: str) -> Handler:
-        """Return the handler of a task, or of a queue's jobs without a task. A handler that refuses is not kept."""
+        """Return the handler of a task, or of a queue's jobs without one. Keep it, unless it can only refuse jobs."""
         task = self._tasks.get(name)
         if task is not None:
             try:
@@ -195,8 +160,8 @@ class Handlers:
         if name == COMMAND_TASK:
             return self._for_commands()
         if not name:
-            return self._untasked.get(queue) or self._for_queue(queue)
-        # Not kept: the task may be registered later.
+            return self._without_task.get(queue) or self._for_queue(queue)
+        # Another time the task may be registered.
         return self._handing_back(name, _unknown_task(name))
 
     def _for_commands(self) -> Handler:
@@ -214,17 +179,27 @@ class Handlers:
     def _for_queue(self, queue: str) -> Handler:
         if queue not in self._queue_handlers.by_queue:
             return self._for_app_handler(queue)
-        handler = self._queue_handlers.make(
-            queue, threads=self._threads, batcher=self._batcher, wrap=self._wrap, encode=self._encode_untyped
+        function, batching = self._queue_handlers.by_queue[queue]
+        is_async = inspect.iscoroutinefunction(function)
+        if batching is not None:
+            call = _joining(self._batcher(batching, lambda batch: function(batch.items), is_async=is_async))
+        else:
+            call = _calling(function, None if is_async else self._threads)
+        handler = self._without_task[queue] = Handler(
+            "",
+            "async" if is_async else "thread",
+            self._wrap(call),
+            self._encode_untyped,
+            _pack,
+            is_batched=batching is not None,
         )
-        self._untasked[queue] = handler
         return handler
 
     def _for_app_handler(self, queue: str) -> Handler:
         definition = self._app.handlers.get(queue)
-        if definition is None:  # it may be added later
+        if definition is None:  # Another time the app may have one.
             return self._handing_back("", _no_handler(queue))
-        handler = self._untasked[queue] = self._for_task(definition)._replace(task="")
+        handler = self._without_task[queue] = self._for_task(definition)._replace(task="")
         return handler
 
     def _for_task(self, task: Task[..., Any]) -> Handler:
@@ -267,7 +242,7 @@ class Handlers:
         return compose(self._middleware, call)
 
     def hurry(self) -> None:
-        """Start batches that are not full, because no more jobs will come."""
+        """Start the batches as they are, because no more jobs will come."""
         for batcher in self._batchers:
             batcher.flush()
 

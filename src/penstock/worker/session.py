@@ -1,13 +1,11 @@
-"""The worker session: the parts of a worker while it is connected and runs, wired to each other.
-
-``make_handlers`` and ``make_executor`` also serve the test harness, which has no session.
-"""
+"""The worker session connects the parts of a worker while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.client.firing import Fire, fire_due
@@ -24,73 +22,23 @@ from penstock.worker.fetcher import Fetcher
 from penstock.worker.handlers import Handlers
 from penstock.worker.health import Health, Watchdog, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
-from penstock.worker.middleware import AfterHooks
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import PATIENCE_S
-from penstock.worker.runners.command import CommandRunner
-from penstock.worker.runners.process import ProcessRunner
-from penstock.worker.runners.sandbox import SandboxRunner
-from penstock.worker.runners.thread import ThreadRunner
-from penstock.worker.slots import Limits, ServedQueue
+from penstock.worker.slots import ServedQueue
 from penstock.worker.sweeper import DeathWatch, DrainWatch, Sweeper
 
 if TYPE_CHECKING:
-    from penstock.worker.middleware import Middleware
-    from penstock.worker.run import Run
     from penstock.worker.worker import Worker
 
 
 logger = get_logger("penstock.worker")
 
-_BURST_WAIT_MS: Final = 250
 _CHECK_EVERY_S: Final = 0.1
 _FIRING_S: Final = 5.0
 _MOST_NAMED: Final = 10
-# After the grace and the patience with handlers, a stop waits this long for the store to take the rest.
+# After the grace and ``PATIENCE_S``, a stop waits this long for the store to accept the last outcomes.
 _SETTLE_S: Final = 3.0
 _DEPART_S: Final = 2.0
-
-
-def make_handlers(worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0) -> Handlers:
-    """Return the handlers of this worker, with their own threads and processes."""
-    return Handlers(
-        worker.app,
-        queue_handlers=worker.handlers,
-        middleware=middleware,
-        threads=ThreadRunner(worker.options.threads, worker.app.sync_middlewares),
-        processes=ProcessRunner(worker.options.child_processes),
-        sandboxes=SandboxRunner(worker.options.child_processes),
-        concurrency=worker.options.concurrency,
-        commands=None if worker.options.commands is None else CommandRunner(worker.options.commands),
-        unknown_after_ms=unknown_after_ms,
-    )
-
-
-def make_executor(
-    worker: Worker,
-    handlers: Handlers,
-    *,
-    reporter: Reporter,
-    finished: Callable[[Run], None],
-    freed: Callable[[], None],
-    interrupts: bool = True,
-) -> Executor:
-    """Return an executor with the worker's hooks. Closing it closes ``handlers``."""
-    hooks = worker.options.after_execution
-    # None without hooks, so that runs skip them.
-    after = (
-        AfterHooks(hooks, lambda e, run: worker.recorder.error(e, queue=run.served.name)) if hooks else None
-    )
-    return Executor(
-        worker.app,
-        handlers=handlers,
-        after=after,
-        reporter=reporter,
-        finished=finished,
-        freed=freed,
-        stuck=worker.recorder.stuck,
-        interrupts=interrupts,
-    )
 
 
 class WorkerSession:
@@ -117,10 +65,18 @@ class WorkerSession:
             interrupt_at=lambda: worker.interrupt_at,
         )
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
-        self.handlers = make_handlers(
+        self.handlers = Handlers(
             worker, self.options.middleware, unknown_after_ms=self.options.unknown_after_ms
         )
-        self.fetcher = self._make_fetcher()
+        self.fetcher = Fetcher(
+            worker,
+            storage,
+            self._served_queues,
+            dried=self._dried,
+            failed=self._failed,
+            recovered=self._recovered,
+            ended=self._changed.set,
+        )
         self.executor = self.fetcher.executor = self._make_executor()
         self._drain = DrainWatch(
             storage,
@@ -131,37 +87,12 @@ class WorkerSession:
 
     # Wiring
 
-    def _make_fetcher(self) -> Fetcher:
-        fetcher = Fetcher(
-            self.storage,
-            self._served_queues,
-            worker_id=self.options.id,
-            lease_ms=self.options.lease_ms,
-            concurrency=self.options.concurrency,
-            limits=self._make_limits(),
-            started=self.worker.recorder.started,
-            settled=self.worker.recorder.settled,
-            dried=self._dried,
-            failed=self._failed,
-            recovered=self._recovered,
-            ended=self._changed.set,
-        )
-        if self.options.burst:
-            fetcher.longest_wait_ms = _BURST_WAIT_MS
-        return fetcher
-
-    def _make_limits(self) -> Limits | None:
-        """Return the limits, or None so that the fetcher skips them."""
-        if self.options.limit is None and not self.options.limits:
-            return None
-        return Limits(self.options.limit, self.options.limits)
-
     def _make_executor(self) -> Executor:
         reporter = Reporter(self.storage, self.loop)
         for served in self._served_queues:
             served.reporter, served.app = reporter, self.worker.app
             served.lease_ms = self.options.lease_ms
-        return make_executor(
+        return Executor(
             self.worker,
             self.handlers,
             reporter=reporter,
@@ -222,10 +153,8 @@ class WorkerSession:
 
     def _relay(self, notices: list[Notice]) -> None:
         """Pass notices from the heartbeat's thread to the worker's loop."""
-        try:
+        with suppress(RuntimeError):  # The loop is closed: it is too late to stop anything.
             self.loop.call_soon_threadsafe(self._take_notice, notices)
-        except RuntimeError:  # the loop is closed: too late to stop anything
-            pass
 
     def _take_notice(self, notices: list[Notice]) -> None:
         """Stop the runs that the heartbeat reports, unless they have their outcome."""
@@ -291,9 +220,9 @@ class WorkerSession:
         settled_by = time.monotonic() + _SETTLE_S
         await self._until_idle(lambda: settled_by)
         if not self.fetcher.idle:
-            held = sum(len(served.held) for served in self._served_queues)
+            jobs = sum(len(served.held) for served in self._served_queues)
             logger.warning(
-                "worker %s stops with %d jobs that the store did not take back", self.options.id, held
+                "worker %s stops with %d jobs that the store did not take back", self.options.id, jobs
             )
 
     async def close(self) -> None:
@@ -353,5 +282,5 @@ class WorkerSession:
                     return_exceptions=True,
                 )
         except TimeoutError:
-            # The store forgets the worker's record in an hour anyway.
+            # The store drops the record of the worker after an hour anyway.
             return

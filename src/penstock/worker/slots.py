@@ -53,13 +53,13 @@ class Window:
 
 
 class Limits:
-    """The windows of the whole worker and of single queues. The fetcher sets ``room_again``, which is called when a
-    full window has room again."""
+    """The windows of the worker and of single queues. The fetcher sets ``on_room``, which is called when a full window
+    has room again."""
 
-    room_again: Callable[[], None]
+    on_room: Callable[[], None]
 
-    def __init__(self, whole: Rate | None, by_queue: Mapping[str, Rate]) -> None:
-        self._whole = None if whole is None else Window(whole)
+    def __init__(self, overall: Rate | None, by_queue: Mapping[str, Rate]) -> None:
+        self._overall = None if overall is None else Window(overall)
         self._by_queue = {queue: Window(rate) for queue, rate in by_queue.items()}
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = float("inf")
@@ -75,9 +75,9 @@ class Limits:
         """Return the slots by queue, capped by the room of each."""
         return {served: min(count, self.room(served.name)) for served, count in grants.items()}
 
-    def whole(self) -> int:
+    def room_of_worker(self) -> int:
         """Return how many jobs may be claimed now, of all queues together."""
-        return 1 << 30 if self._whole is None else self._whole.room(time.monotonic())
+        return 1 << 30 if self._overall is None else self._overall.room(time.monotonic())
 
     def reserve(self, queue: str, count: int) -> None:
         """Reserve room for a claim; a negative count frees it when the claim is answered."""
@@ -90,10 +90,10 @@ class Limits:
         for window in self._windows(queue):
             window.note(count, now)
 
-    def tend(self) -> None:
-        """Set the timer for ``room_again``. Call this after sending claims, or deciding not to."""
+    def set_timer(self) -> None:
+        """Set the timer for ``on_room``. Call this after sending claims, or deciding not to."""
         now = time.monotonic()
-        used_up = [window for window in self._all() if window.room(now) <= 0]
+        used_up = [window for window in self._all_windows() if window.room(now) <= 0]
         self.reached = bool(used_up)
         room_at = min((window.room_at() for window in used_up), default=float("inf"))
         # An earlier timer can stay: firing without effect does no harm.
@@ -110,14 +110,14 @@ class Limits:
 
     def _fire(self) -> None:
         self._timer, self._fires_at = None, float("inf")
-        self.room_again()
+        self.on_room()
 
     def _windows(self, queue: str) -> list[Window]:
         own = self._by_queue.get(queue)
-        return [window for window in (self._whole, own) if window is not None]
+        return [window for window in (self._overall, own) if window is not None]
 
-    def _all(self) -> list[Window]:
-        return [*self._by_queue.values(), *([self._whole] if self._whole is not None else [])]
+    def _all_windows(self) -> list[Window]:
+        return [*self._by_queue.values(), *([self._overall] if self._overall is not None else [])]
 
 
 @dataclass(slots=True, eq=False)
