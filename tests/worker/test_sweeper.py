@@ -112,7 +112,7 @@ async def test_the_log_tells_once_that_a_clock_is_off(app: App, caplog: pytest.L
     sweeper = Sweeper(storage)
     for _ in range(2):
         sweeper._clocks_at = -1e9
-        await sweeper._look_at_clocks(["a"])
+        await sweeper._check_clocks(["a"])
     ours, theirs = [record.getMessage() for record in caplog.records if record.name == "penstock.sweeper"]
     assert ours.startswith("the time of queue 'a' is ")
     assert ours.endswith(" ahead of the store's clock")

@@ -72,7 +72,7 @@ async def test_a_loop_that_stands_still_is_reported_once_with_its_stack(
     assert "has been blocked for 10 s" in record.getMessage()
     assert "in test_a_loop_that_stands_still" in caplog.text
     watched.loop.turn()
-    assert "turns again after 19 s" in caplog.records[1].getMessage()
+    assert "runs again after 19 s" in caplog.records[1].getMessage()
     watched.look(2 * WARN_AFTER_S)
     assert len(caplog.records) == 3
 

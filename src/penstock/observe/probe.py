@@ -113,7 +113,7 @@ class Probe:
         self._exposition = _exposition_of(self._worker)
         try:
             self._server = make_server(
-                self._address.host, self._address.port, self._answer, _Server, handler_class=_Quiet
+                self._address.host, self._address.port, self._answer, _Server, handler_class=_QuietHandler
             )
         except OSError as error:
             raise InvalidOption(
@@ -176,7 +176,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-class _Quiet(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     """Logs requests at debug level, because a line per probe is noise."""
 
     timeout = 10

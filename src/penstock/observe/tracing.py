@@ -68,7 +68,7 @@ def instrument(
     @app.enqueue_middleware
     async def trace_enqueue(call: EnqueueCall, call_next: EnqueueNext) -> Answers:
         with tracer.start_as_current_span(
-            f"enqueue {call.queue}", kind=SpanKind.PRODUCER, attributes=_of_call(call)
+            f"enqueue {call.queue}", kind=SpanKind.PRODUCER, attributes=_enqueue_attributes(call)
         ):
             carrier: dict[str, str] = {}
             propagate.inject(carrier)
@@ -89,7 +89,7 @@ def instrument(
             f"run {context.task or context.queue}",
             context=parent,
             kind=SpanKind.CONSUMER,
-            attributes=_of_run(context),
+            attributes=_run_attributes(context),
             links=earlier.links(context, parent),
             record_exception=False,
             set_status_on_exception=False,
@@ -130,7 +130,7 @@ def _with_headers(job: NewJob, carrier: dict[str, str]) -> NewJob:
     return replace(job, extras=replace(extras, headers={**(extras.headers or {}), **carrier} or None))
 
 
-def _of_call(call: EnqueueCall) -> dict[str, Any]:
+def _enqueue_attributes(call: EnqueueCall) -> dict[str, Any]:
     attributes: dict[str, Any] = {_SYSTEM: "penstock", _DESTINATION: call.queue, _OPERATION: "send"}
     if len(call.jobs) == 1:
         attributes[_MESSAGE_ID] = call.jobs[0].id
@@ -140,7 +140,7 @@ def _of_call(call: EnqueueCall) -> dict[str, Any]:
     return attributes
 
 
-def _of_run(context: JobContext) -> dict[str, Any]:
+def _run_attributes(context: JobContext) -> dict[str, Any]:
     return {
         _SYSTEM: "penstock",
         _DESTINATION: context.queue,

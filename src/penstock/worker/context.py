@@ -1,7 +1,7 @@
-"""The job context: what a handler knows about its job and reports while it runs.
+"""The job context: what a handler knows about its job, and what it reports while it runs.
 
-A parameter annotated with ``JobContext`` receives it; ``current_job()`` finds it from anywhere below the handler, in
-threads and in process runners too.
+A parameter annotated with ``JobContext`` receives it. ``current_job()`` returns it in all code that a handler calls,
+also in threads and other processes.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class JobContext(LeasedJob, Parent):
 
     @property
     def suspension(self) -> Suspension | None:
-        """Return the suspension that has ended this run, whatever its handler made of it. For runners."""
+        """Return the suspension that has ended this run, even if its handler swallowed it. For runners."""
         return None if self._steps is None else self._steps.suspension
 
     @property

@@ -1,4 +1,4 @@
-"""Worker events: the recorder counts what the store accepts, logs failures and calls listeners."""
+"""Worker events: the recorder counts settled outcomes, logs failures and calls listeners."""
 
 from __future__ import annotations
 
@@ -34,24 +34,10 @@ from penstock.worker.health import WorkerStats
 from penstock.worker.run import Run
 
 EventName = Literal[
-    "ready",
-    "started",
-    "completed",
-    "failed",
-    "retrying",
-    "snoozed",
-    "suspended",
-    "released",
-    "limited",
-    "cancelled",
-    "stalled",
-    "stuck",
-    "drained",
-    "error",
-    "reconnected",
-    "stopping",
-    "stopped",
-]
+    "ready", "started",
+    "completed", "failed", "retrying", "snoozed", "suspended", "released", "limited", "cancelled", "stalled", "stuck",
+    "drained", "error", "reconnected", "stopping", "stopped",
+]  # fmt: skip
 _NAMES: Final = frozenset(get_args(EventName))
 
 P = ParamSpec("P")
@@ -116,7 +102,7 @@ class Listeners:
                     task = asyncio.ensure_future(answer)
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
-            # The worker handles Ctrl-C itself, so even a KeyboardInterrupt comes from the listener.
+            # Even a KeyboardInterrupt: the worker handles Ctrl-C itself, so the listener raised it.
             except BaseException:
                 logger.exception("a listener of %r failed", event.type)
 
@@ -149,22 +135,25 @@ class Recorder:
                 if emits:
                     self._emit("completed", run)
             else:
-                self._settled_otherwise(run, answer)
+                self._note_other_outcome(run, answer)
         self.stats.completed += completed
 
     def stalled(self, run: Run) -> None:
         """Record a run whose lease was lost."""
         self.stats.stalled += 1
         logger.warning(
-            "job %r of queue %r was lost to another worker", run.lease.id, run.served.name, extra=_about(run)
+            "job %r of queue %r was lost to another worker",
+            run.lease.id,
+            run.served.name,
+            extra=_log_fields(run),
         )
         self._emit("stalled", run)
 
     def stuck(self, run: Run) -> None:
         logger.warning(
-            "the handler of job %r of queue %r was asked to stop, but is still running%s",
+            "the handler of job %r of queue %r was asked to stop, but still runs%s",
             *(run.lease.id, run.served.name, _HANDED_BACK if run.abort is Abort.RELEASE else ""),
-            extra=_about(run),
+            extra=_log_fields(run),
         )
         self._emit("stuck", run)
 
@@ -178,7 +167,7 @@ class Recorder:
         """Emit an event of the worker or of a queue."""
         self._listeners.emit(WorkerEvent(type=name, worker=self._worker_id, queue=queue))
 
-    def _settled_otherwise(self, run: Run, answer: Settled) -> None:
+    def _note_other_outcome(self, run: Run, answer: Settled) -> None:
         if not answer.applied:
             self.stalled(run)
             return
@@ -220,7 +209,7 @@ def warn_if_it_blocked(run: Run) -> None:
             "which runs in a thread",
             *(run.lease.id, run.served.name, run.lease.options.task),
             *(describe(ran_ms), describe(timeout_ms)),
-            extra=_about(run),
+            extra=_log_fields(run),
         )
 
 
@@ -229,7 +218,7 @@ def _log_failure(run: Run) -> None:
         "job %r of queue %r (task %r) failed for good in run %d: %s",
         *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run, _reason(run)),
         exc_info=_exception(run),
-        extra=_about(run),
+        extra=_log_fields(run),
     )
 
 
@@ -243,11 +232,11 @@ def _log_retry(run: Run) -> None:
         *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run),
         *(describe(run.outcome.retry_in_ms), _reason(run)),
         exc_info=None if is_requested else _exception(run),
-        extra=_about(run),
+        extra=_log_fields(run),
     )
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _log_fields(run: Run) -> dict[str, Any]:
     """Return the log fields that name the job, for structured logs and error trackers."""
     lease = run.lease
     return {"queue": run.served.name, "id": lease.id, "task": lease.options.task, "run": lease.run}
@@ -307,7 +296,7 @@ def event_name(run: Run, state: State | None) -> EventName:
 
 
 def guarded(callback: Callable[P, None]) -> Callable[P, None]:
-    """Return ``callback`` with its exceptions logged, because they must not fail the call that reports to it."""
+    """Return ``callback`` with its exceptions logged, because they must not fail its caller."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:

@@ -43,9 +43,9 @@ WorkerState = Literal["new", "starting", "running", "paused", "stopping", "stopp
 
 logger = get_logger("penstock.worker")
 
-# A worker with free slots that has had no answer to a claim for this long is not consuming.
+# A worker with free slots whose claims get no answer for this long is not consuming.
 _SILENT_S: Final = 10.0
-# Nor is a worker whose event loop has been blocked for this long.
+# Nor is one whose event loop is blocked for this long.
 _BLOCKED_S: Final = 5.0
 WARN_AFTER_S: Final = 10.0
 _TICK_S: Final = 1.0
@@ -146,10 +146,10 @@ def examine(session: WorkerSession) -> Health:
 
 def running_commands(session: WorkerSession) -> dict[tuple[str, str], str]:
     """Return the commands of the command jobs that the worker holds, by queue and id."""
-    held = [run for served in session.fetcher.served_queues for run in list(served.held.values())]
+    runs = [run for served in session.fetcher.served_queues for run in list(served.held.values())]
     return {
         (run.served.name, run.lease.id): command_text(run.lease.payload)
-        for run in held
+        for run in runs
         if run.lease.options.task == COMMAND_TASK
     }
 
@@ -185,13 +185,13 @@ def _why_not_consuming(session: WorkerSession, now: float, *, running: int) -> s
     if session.failing:
         return _why_failing(dict(session.failing))
     if _is_blocked(session):
-        who = f"job {ref}" if (ref := _blocking_job(session)) else "a handler"
-        return f"{who} has blocked the event loop for {session.watchdog.stalled_s:.0f} s"
+        cause = f"job {ref}" if (ref := _blocking_job(session)) else "a handler"
+        return f"{cause} has blocked the event loop for {session.watchdog.stalled_s:.0f} s"
     if len(session.executor.stuck) >= session.options.concurrency:
         return "all slots are occupied by handlers that hang"
     limits = session.fetcher.limits
     if limits is not None and limits.reached:
-        return ""  # like a worker whose slots are all busy
+        return ""  # as for a worker whose slots are all busy
     silent_s = now - session.fetcher.last_claim_at
     if silent_s > _SILENT_S and running < session.options.concurrency:
         return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler blocks the loop"
@@ -249,7 +249,7 @@ class Watchdog:
         self._warned = False
         self._looked_at = time.monotonic()
         self.stalled_s = 0.0
-        """The time that the loop has been blocked, as seen by this thread."""
+        """The time that the loop has been blocked."""
 
     async def run(self) -> None:
         """Check every second, until cancelled or until the watched loop is closed."""
@@ -262,7 +262,7 @@ class Watchdog:
                 raise
 
     def look(self, now: float) -> None:
-        """Check whether the loop has turned since the last check. Raise ``RuntimeError`` if it is closed."""
+        """Check whether the loop has run since the last check. Raise ``RuntimeError`` if it is closed."""
         # A suspended machine stops this thread, too: that time does not count.
         elapsed_s = min(now - self._looked_at, 2 * _TICK_S)
         self._looked_at = now
@@ -294,7 +294,7 @@ class Watchdog:
     def _turned(self) -> None:
         if self._warned:
             logger.warning(
-                "the event loop of worker %s turns again after %.0f s", self._worker_id, self.stalled_s
+                "the event loop of worker %s runs again after %.0f s", self._worker_id, self.stalled_s
             )
         self._warned = self.interrupting = self._awaits_turn = False
         self.stalled_s = 0.0
@@ -349,9 +349,9 @@ def handle_signals(on_signal: Callable[[], None], *, received: Callable[[], None
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heeded = [number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN]
+    numbers = [number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN]
     try:
-        for number in heeded:
+        for number in numbers:
             loop.add_signal_handler(number, on_signal)
             # The loop learns of signals from a file descriptor and does not need Python's own handler.
             signal.signal(number, lambda *_: received())
@@ -362,6 +362,6 @@ def handle_signals(on_signal: Callable[[], None], *, received: Callable[[], None
     try:
         yield
     finally:
-        for number in heeded:
+        for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number] or signal.SIG_DFL)

@@ -7,10 +7,11 @@ The sweeper of a worker runs there as well.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from penstock.core.text import get_logger
@@ -25,8 +26,8 @@ logger = get_logger("penstock.worker")
 
 Notice = tuple[Run, Extended]
 
-_AFTER_LOSS_S: Final = 0.5
-_AT_LEAST_S: Final = 0.2
+_RETRY_S: Final = 0.5
+_SHORTEST_PAUSE_S: Final = 0.2
 _CLOSE_PATIENCE_S: Final = 2.0
 
 
@@ -66,10 +67,8 @@ class Heartbeat:
     async def run(self) -> None:
         """Beat until cancelled. After a failure the next beat comes soon, because leases are running out."""
         self._loop = asyncio.get_running_loop()
-        try:
+        with closing(self._rounds):
             await self._keep_beating()
-        finally:
-            self._rounds.close()
 
     async def _keep_beating(self) -> None:
         failing = False
@@ -79,18 +78,11 @@ class Heartbeat:
             try:
                 await self.run_once()
                 failing = False
-            except StorageError as error:
-                # Log once: this repeats twice a second while the store is away.
-                log = logger.debug if failing else logger.warning
-                log("the heartbeat failed and will be repeated: %s", error)
+            # Any error: without a heartbeat the store would take back all jobs of this worker.
+            except Exception as error:
+                _log_failure(error, again=failing)
                 failing = True
-                pause_s = min(_AFTER_LOSS_S, self._interval_s)
-            except Exception:
-                # Without a heartbeat the store would take back all jobs of this worker.
-                log_failure = logger.debug if failing else logger.exception
-                log_failure("the heartbeat failed and will be repeated", exc_info=True)
-                failing = True
-                pause_s = min(_AFTER_LOSS_S, self._interval_s)
+                pause_s = min(_RETRY_S, self._interval_s)
             await self._rest(max(0.0, pause_s - (time.monotonic() - began)))
 
     def beat_soon(self) -> None:
@@ -100,13 +92,13 @@ class Heartbeat:
                 self._loop.call_soon_threadsafe(self._hurried.set)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next beat, which comes early if the store lost this process's announcement."""
+        """Wait for the next beat. It comes early if the store has lost the announcement of this process."""
         try:
             # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the event.
             async with asyncio.timeout(seconds):
                 await self._hurried.wait()
             # The announcement may be lost again immediately, for example while a slot moves.
-            await asyncio.sleep(min(_AT_LEAST_S, seconds))
+            await asyncio.sleep(min(_SHORTEST_PAUSE_S, seconds))
         except TimeoutError:
             pass
         self._hurried.clear()
@@ -126,11 +118,9 @@ class Heartbeat:
     def _may_renew(self) -> bool:
         stuck = self._stuck()
         if stuck and self._renewing:
-            held = sum(len(served.held) for served in self._served_queues.values())
             logger.error(
                 "worker %s is stuck and stops renewing the leases of its %d jobs: other workers take them over",
-                self._worker_id,
-                held,
+                *(self._worker_id, sum(len(served.held) for served in self._served_queues.values())),
             )
         return not stuck
 
@@ -159,6 +149,15 @@ class Heartbeat:
         """Return leases from claims whose answers the busy loop has not read, or that it abandoned."""
         held = await self._storage.leases_of(served.name, self._worker_id)
         return [lease for lease in held if lease.token not in served.held]
+
+
+def _log_failure(error: Exception, *, again: bool) -> None:
+    """Log an outage of the store as a warning, any other failure as an error, and repetitions at debug level."""
+    is_outage = isinstance(error, StorageError)
+    level = logging.DEBUG if again else logging.WARNING if is_outage else logging.ERROR
+    logger.log(
+        level, "the heartbeat failed and will be repeated: %s", error, exc_info=None if is_outage else error
+    )
 
 
 class HeartbeatThread:

@@ -9,18 +9,18 @@ Middleware wraps every run::
         finally:
             histogram.observe(time.perf_counter() - started)
 
-The first one in the list is the outermost. What it returns is the job's result; what it raises counts as raised by the
-handler. A result from a process runner arrives as ``EncodedResult``.
+The first one in the list is the outermost. It returns the job's result; an exception in it counts as one of the
+handler. A result from another process arrives as ``EncodedResult``.
 
-After-execution hooks see how a run ended and may change what is stored::
+After-execution hooks see how a run ended, and may change what the store keeps of it::
 
     @app.after_execution
     async def keep_while_fresh(execution: Execution) -> None:
         if execution.status == "completed":
             execution.ttl = execution.result["max_age"]
 
-They run once for every run that completed, failed or was stopped because its ttl passed, before the store has its
-outcome; not for runs that were snoozed, cancelled or handed back. A hook changes what is stored, never the outcome.
+They run once for every run that completed, failed or was stopped because its ttl had passed, before the outcome is
+settled. They do not run for runs that were snoozed, cancelled or handed back. They cannot change the outcome itself.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.core.outcome import FAILURE_TEXTS, Abort, Fail, Outcome, Undecodable, failure_of, is_last
@@ -168,15 +169,10 @@ class Execution:
         """Return ``ttl`` in milliseconds."""
         return self._ttl_ms
 
-    def take_back(self, before: Execution) -> None:
-        """Restore the state of ``before``."""
-        self._read_result, self._result = before._read_result, before._result
-        self._error, self._ttl_ms = before._error, before._ttl_ms
-
-    def copy(self) -> Execution:
-        twin = Execution(self.job, self.status)
-        twin.take_back(self)
-        return twin
+    def restore(self, before: Execution) -> None:
+        """Take over the state of ``before``, a copy."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(before, name))
 
     @property
     def is_read(self) -> bool:
@@ -191,8 +187,8 @@ AfterExecution = Callable[[Execution], Awaitable[None] | None]
 class AfterHooks:
     """Calls the hooks in order.
 
-    A hook that raises is undone and reported to ``failed``. The outcome is stored anyway: repeating the work because of
-    a hook would be worse.
+    If a hook raises, its changes are undone, and the error goes to ``failed``. The outcome is settled anyway: to repeat
+    the run because of a hook would be worse.
     """
 
     def __init__(self, hooks: Sequence[AfterExecution], failed: Callable[[BaseException, Run], None]) -> None:
@@ -200,11 +196,11 @@ class AfterHooks:
         self._failed = failed
 
     async def completed(self, run: Run, read_result: Callable[[], Any]) -> Execution:
-        """Call the hooks for a handler that returned. Cancelling stops them; the run ends after them."""
+        """Call the hooks after a handler returned. The run ends after them; cancelling it stops them."""
         return await self._call(run, Execution(context_of(run), "completed", read_result=read_result))
 
     async def review(self, run: Run, error: BaseException, outcome: Outcome | None) -> Outcome | None:
-        """Return ``outcome`` as the hooks change it. They see only failures, and cannot change an expiry."""
+        """Return ``outcome`` with the changes of the hooks. They see failures, which they may change, and expiries."""
         if isinstance(outcome, Fail):
             return await self._review_failure(run, error, outcome)
         if run.abort is Abort.EXPIRED:
@@ -232,14 +228,14 @@ class AfterHooks:
 
     async def _call(self, run: Run, execution: Execution) -> Execution:
         for hook in self._hooks:
-            before = execution.copy()
+            before = copy(execution)
             try:
                 answer = hook(execution)
                 if inspect.isawaitable(answer):
                     await answer
             except (Exception, SystemExit) as error:
                 logger.exception("the after-execution hook %r failed for job %r", hook, run.lease.id)
-                execution.take_back(before)
+                execution.restore(before)
                 self._failed(error, run)
         return execution
 

@@ -31,7 +31,7 @@ Queues = list[str] | tuple[str, ...] | Mapping[str, float]
 
 LONGEST_HEARTBEAT_MS: Final = 5_000
 _SHORTEST_LEASE_MS: Final = 100
-# Leaves room for the rest of the id.
+# The id adds a suffix.
 _LONGEST_NAME: Final = 190
 
 
@@ -146,7 +146,7 @@ def _shell(commands: Any) -> str | None:
 def _probe(address: Any, token: str | None) -> ProbeAddress | None:
     if address is None:
         return None
-    # People give a port as a number.
+    # A port may be a number.
     address = str(address) if type(address) is int and 0 <= address <= 65_535 else address
     return read_address(address, token=token)
 

@@ -1,5 +1,5 @@
-"""Recovery from store outages: connect patiently at the start, repair the effects of lost answers, and call every queue
-although some do not answer.
+"""Recovery from outages of the store: retry the first connection, repair the effects of lost answers, and call all
+queues although some do not answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
 # A store that fails again this soon has not recovered: a read-only store answers some calls in between.
 _RELAPSE_S: Final = 2.0
-# As long as any other call keeps trying. SQLite needs no patience: it waits for locks itself.
+# As long as other calls keep trying. SQLite waits for locks itself.
 _START_PATIENCE_S: Final = 30.0
 _LONGEST_START_PAUSE_S: Final = 1.0
 
@@ -86,7 +86,7 @@ async def until_it_answers(
 async def hand_back_unknown(storage: Storage, served: ServedQueue, *, worker_id: str) -> None:
     """Release the leases of claims whose answers were lost.
 
-    Call this while no claim is pending: its leases would look unknown, too.
+    Call this while no claim is pending, because its leases would look unknown, too.
     """
     held = await storage.leases_of(served.name, worker_id)
     unknown = [lease for lease in held if lease.token not in served.held]
@@ -99,7 +99,7 @@ async def settle_one_by_one(
 ) -> None:
     """Settle the queue's outcomes one by one, so that an outcome that no store accepts does not block the others.
 
-    Raise ``StorageError`` if the store is away again; the remaining outcomes stay.
+    Raise ``StorageError`` if the store is away again. Then the other outcomes stay.
     """
     while served.outcomes:
         run = served.outcomes[0]

@@ -1,4 +1,4 @@
-"""The reporter: gathers what handlers report (progress, log lines, payloads, usage), and sends it in batches."""
+"""The reporter gathers what handlers report (progress, log lines, payloads, usage), and sends it in batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JobUpdate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Receipt:
-    """Await this to wait until the store has the update. Not awaiting it is fine, too."""
+    """Await this to wait until the store has the update. You need not."""
 
     __slots__ = ("_future",)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.client.task import Task
 
 OnDivergence = Literal["fail", "warn", "rerun"]
-"""What to do if the arguments of a recorded step have changed."""
+"""The reaction to a recorded step whose arguments have changed."""
 
 _json: Final = Json()
 
@@ -104,7 +104,7 @@ def timeout_of(timeout: Duration | None) -> int:
 
 
 class Facts(NamedTuple):
-    """What a function is: whether it is async, and the annotated type of its result, or ``Any``."""
+    """Facts about a function: whether it is async, and the annotated type of its result, or ``Any``."""
 
     is_async: bool
     result_type: Any

@@ -196,12 +196,12 @@ class StepRecords:
     async def _sent_again(self, new: NewStep) -> StepAnswer:
         """Send a record for a while until the store can be reached: the step has run."""
         session = await self._link.app.session()
-        for left in range(_RECORD_TRIES - 1, -1, -1):
-            await asyncio.sleep(_RETRY_S * 2 ** (_RECORD_TRIES - 1 - left))
+        for number in range(_RECORD_TRIES):
+            await asyncio.sleep(_RETRY_S * 2**number)
             try:
                 return await session.record_step(self._queue, new, lease_ms=self._link.lease_ms)
             except StorageUnavailable:
-                if not left:
+                if number == _RECORD_TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 

@@ -1,4 +1,4 @@
-"""The sweeper, the death watch and the drain watch: what workers do for their queues besides running jobs.
+"""The sweeper, the death watch and the drain watch: the duties of a worker besides running jobs.
 
 The sweeper runs time-based maintenance and fires due schedulers. Any number may run: each call is atomic and safe to
 repeat. To run one without workers: ``python -m penstock.worker.sweeper --url valkey://host``.
@@ -7,7 +7,7 @@ The death watch takes jobs back from dead worker processes without waiting for t
 (``Storage.lives``). Together the workers check at most about four times a second: the more workers there are, the
 longer each one pauses.
 
-The drain watch notices that nothing is left to do, for the event ``drained`` and to stop burst workers.
+The drain watch notices that queues have no more open jobs: it emits ``drained``, and stops burst workers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import Final
 
 from penstock.client.firing import Fire, sweep
@@ -59,16 +60,14 @@ class DeathWatch:
     def __init__(self, storage: Storage, queues: Sequence[str] | None = None) -> None:
         self._storage = storage
         self._queues = queues
-        self._buried: dict[str, set[str]] = {}
-        self._known: dict[str, int] = {}
+        self._dead_without_jobs: dict[str, set[str]] = {}
+        self._worker_counts: dict[str, int] = {}
         self._rounds = Rounds(self._look)
 
     async def run(self) -> None:
         """Watch until cancelled. After an error, try again the next time."""
-        try:
+        with closing(self._rounds):
             await self._keep_watching()
-        finally:
-            self._rounds.close()
 
     async def _keep_watching(self) -> None:
         failing = False
@@ -81,7 +80,7 @@ class DeathWatch:
                 log = _worker_logger.debug if failing else _worker_logger.warning
                 log("looking for dead workers failed and will be repeated: %s", error)
                 failing = True
-            except Exception:  # the watch must not end unnoticed
+            except Exception:
                 _worker_logger.exception("looking for dead workers failed and will be repeated")
 
     async def run_once(self) -> int:
@@ -97,17 +96,17 @@ class DeathWatch:
 
     async def _look(self, queue: str) -> int:
         lives = await self._storage.lives(queue)
-        self._known[queue] = len(lives)
+        self._worker_counts[queue] = len(lives)
         dead = {worker for worker, is_alive in lives.items() if not is_alive}
-        buried = self._buried.setdefault(queue, set())
-        buried &= dead
-        return sum([await self._rescue(queue, worker) for worker in sorted(dead - buried)])
+        dead_without_jobs = self._dead_without_jobs.setdefault(queue, set())
+        dead_without_jobs &= dead
+        return sum([await self._rescue(queue, worker) for worker in sorted(dead - dead_without_jobs)])
 
     async def _rescue(self, queue: str, worker: str) -> int:
         held = await self._storage.leases_of(queue, worker)
         if not held:
-            # A second check found nothing new: this worker claims no more jobs.
-            self._buried[queue].add(worker)
+            # Its jobs were returned before, and a dead worker claims no more.
+            self._dead_without_jobs[queue].add(worker)
             return 0
         await take_back(self._storage, queue, held)
         _worker_logger.warning(
@@ -117,7 +116,7 @@ class DeathWatch:
         return len(held)
 
     def _rest_s(self) -> float:
-        return _CHECK_EVERY_S * max(1.0, max(self._known.values(), default=0) / _CHECKS_PER_SECOND)
+        return _CHECK_EVERY_S * max(1.0, max(self._worker_counts.values(), default=0) / _CHECKS_PER_SECOND)
 
 
 class DrainWatch:
@@ -219,8 +218,8 @@ class DrainWatch:
 
     async def _awaits_others(self, served: ServedQueue) -> bool:
         """Return whether a blocked job waits for a job of another queue that may still end."""
-        if known := self._awaits.pop(served.name, ""):
-            [job] = await self._storage.get(served.name, [known])
+        if id := self._awaits.pop(served.name, ""):
+            [job] = await self._storage.get(served.name, [id])
             if job is not None and await self._awaits_another(served, job):
                 return True
         cursor = ""
@@ -289,10 +288,8 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep until cancelled. After an error, such as an unreachable store, try again in the next round."""
-        try:
+        with closing(self._rounds):
             await self._keep_sweeping()
-        finally:
-            self._rounds.close()
 
     async def _keep_sweeping(self) -> None:
         # Workers that start together must not sweep together.
@@ -302,12 +299,12 @@ class Sweeper:
             try:
                 swept, failure, _ = await self._round()
                 rest_s = self._sleep_s(swept)
-                await self._look_at_clocks(swept)
+                await self._check_clocks(swept)
                 if failure is not None:
                     raise failure
             except StorageError as error:
                 logger.warning("the sweep failed and will be repeated: %s", error)
-            except Exception:  # the sweeper must not end unnoticed
+            except Exception:
                 logger.exception("the sweep failed and will be repeated")
             await asyncio.sleep(rest_s)
 
@@ -319,18 +316,18 @@ class Sweeper:
             swept = await sweep(self._storage, queue, fire=self._fire)
         return swept
 
-    async def _look_at_clocks(self, queues: Iterable[str]) -> None:
+    async def _check_clocks(self, queues: Iterable[str]) -> None:
         """Warn once if a queue's time differs from its store's clock, or that clock from this machine's."""
         if time.monotonic() - self._clocks_at < _CLOCKS_EVERY_S:
             return
         self._clocks_at = time.monotonic()
         for queue in queues:
             clock = await self._storage.clock(queue)
-            self._tell_skew(f"the time of queue {queue!r}", "the store's clock", clock.ahead_ms)
+            self._log_skew(f"the time of queue {queue!r}", "the store's clock", clock.ahead_ms)
             apart_ms = clock.wall_ms - time.time_ns() // 1_000_000
-            self._tell_skew(f"the store's clock (queue {queue!r})", "this machine's", apart_ms)
+            self._log_skew(f"the store's clock (queue {queue!r})", "this machine's", apart_ms)
 
-    def _tell_skew(self, what: str, other: str, ahead_ms: int) -> None:
+    def _log_skew(self, what: str, other: str, ahead_ms: int) -> None:
         if abs(ahead_ms) < _SKEW_MS:
             if what in self._skewed:
                 self._skewed.remove(what)

@@ -155,17 +155,17 @@ class WorkQueue:
         loop = asyncio.get_running_loop()
         until = None if wait is None else loop.time() + milliseconds(wait, what="wait") / 1000
         # The layout calls this the session id. Ours is unique per lease, so that two leases of a process differ.
-        holder, moved = f"{_OUR_LEASES}{uuid7()}", b""
+        holder, next_id = f"{_OUR_LEASES}{uuid7()}", b""
         while True:
-            reply = await self._run("take", holder, lease_ms, _STEPS_AT_ONCE, moved)
+            reply = await self._run("take", holder, lease_ms, _STEPS_AT_ONCE, next_id)
             if isinstance(reply, list):
                 return Item.from_wire(*reply, lease=holder)
-            moved = b""
+            next_id = b""
             if reply == 0:
                 rest = _LONGEST_WAIT_S if until is None else until - loop.time()
                 if rest <= 0:
                     return None
-                moved = await self._move_next(min(rest, _LONGEST_WAIT_S))
+                next_id = await self._move_next(min(rest, _LONGEST_WAIT_S))
 
     async def complete(self, item: Item) -> bool:
         """Complete an item that was leased here or by another client. Return true for exactly one caller per item.
