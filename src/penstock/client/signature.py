@@ -131,7 +131,10 @@ class Signature:
             InvalidInput: as ``pack``, or the worker could not decode a value to the type of its parameter.
             SerializationError: the serde cannot encode a value.
         """
-        packed = self.pack(args, kwargs)
+        try:
+            packed = self._pack(*args, **kwargs)
+        except TypeError:
+            packed = self.pack(args, kwargs)  # raises InvalidInput
         try:
             if isinstance(serde, _TYPED):
                 data = serde.encode(packed)
@@ -236,10 +239,8 @@ def _fitting(hint: Any, serde: Any) -> frozenset[type] | None:
         arms = [_fitting(arm, serde) for arm in get_args(hint)]
         return None if None in arms else frozenset().union(*filter(None, arms))
     try:
-        # Keys are strings in JSON.
-        return (
-            frozenset({dict}) if hint == dict[str, Any] and serde is Json else _FITTING.get(hint, frozenset())
-        )
+        is_object = hint == dict[str, Any] and serde is Json  # keys are strings in JSON
+        return frozenset({dict}) if is_object else _FITTING.get(hint, frozenset())
     except TypeError:  # not hashable, such as Annotated with a list
         return frozenset()
 

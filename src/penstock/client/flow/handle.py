@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _PAGE: Final = 1000
+A = TypeVar("A")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -163,21 +164,13 @@ class FlowHandle(Hinting, Generic[R_co]):
         [root] = await self._trees([self.root])
         return root
 
-    async def cancel(self) -> dict[tuple[str, str], CancelAnswer]:
+    async def cancel(self) -> dict[Key, CancelAnswer]:
         """Cancel all jobs of the flow, the root first; return the answers by queue and id. Safe to repeat."""
-        storage = await self._app.connect()
-        answers: dict[tuple[str, str], CancelAnswer] = {}
-        for queue, ids in _by_queue(await self._nodes()):
-            answers.update(zip(((queue, id) for id in ids), await storage.cancel(queue, ids), strict=True))
-        return answers
+        return await _answers((await self._app.connect()).cancel, await self._nodes())
 
-    async def retry(self) -> dict[tuple[str, str], RetryAnswer]:
+    async def retry(self) -> dict[Key, RetryAnswer]:
         """Retry all failed or cancelled jobs of the flow, the leaves first. Safe to repeat."""
-        storage = await self._app.connect()
-        answers: dict[tuple[str, str], RetryAnswer] = {}
-        for queue, ids in _by_queue(reversed(await self._nodes())):
-            answers.update(zip(((queue, id) for id in ids), await storage.retry(queue, ids), strict=True))
-        return answers
+        return await _answers((await self._app.connect()).retry, reversed(await self._nodes()))
 
     async def _nodes(self) -> list[FlowNode]:
         nodes = [node for tree in await self._trees(self.ends) for node in tree.walk()]
@@ -217,7 +210,17 @@ class FlowHandle(Hinting, Generic[R_co]):
         return new
 
 
-def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[str, list[str]]]:
+async def _answers(
+    verb: Callable[[str, list[str]], Awaitable[Sequence[A]]], nodes: Iterable[FlowNode]
+) -> dict[Key, A]:
+    """Return the answers of a verb for these nodes, in their order."""
+    answers: dict[Key, A] = {}
+    for queue, ids in _by_queue(nodes):
+        answers.update(zip(((queue, id) for id in ids), await verb(queue, ids), strict=True))
+    return answers
+
+
+def _by_queue(nodes: Iterable[FlowNode]) -> Iterator[tuple[str, list[str]]]:
     """Group adjacent nodes of the same queue, keeping their order."""
     queue, ids = "", list[str]()
     for node in nodes:
