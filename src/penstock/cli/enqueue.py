@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.cli.output import print_json
 from penstock.cli.parameters import Flags, PlainCommand, command, json_option, queue_option_for
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
+from penstock.cli.taskworkers import note_on_program, note_on_task
 from penstock.cli.values import duration
 from penstock.cli.waiting import wait_for
 from penstock.client.situation import counted
@@ -190,8 +192,17 @@ def enqueue(
     # Before the store is opened, because that creates the file of a new one.
     source, new = jobs.from_text(text)
     note = note_on_second_store(app.url)
+
+    async def note_on_job() -> str:
+        if new.options.task == COMMAND_TASK:
+            return await note_on_program(app, command_text(new.payload), settings)
+        return await note_on_task(app, source.queue, new.options.task)
+
     return run_app(
-        app, lambda: _enqueue_one(source, new, note=note, wait=wait, timeout=wait_timeout, as_json=as_json)
+        app,
+        lambda: _enqueue_one(
+            source, new, note=note, note_on_job=note_on_job, wait=wait, timeout=wait_timeout, as_json=as_json
+        ),
     )
 
 
@@ -243,13 +254,20 @@ def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 async def _enqueue_one(
-    source: JobCodec, new: NewJob, *, note: str, wait: bool, timeout: str | None, as_json: bool
+    source: JobCodec,
+    new: NewJob,
+    *,
+    note: str,
+    note_on_job: Callable[[], Awaitable[str]],
+    wait: bool,
+    timeout: str | None,
+    as_json: bool,
 ) -> int:
     from penstock.client.handle import enqueue_many
 
     [handle] = await enqueue_many(source, [new])
-    if note:
-        click.echo(note, err=True)
+    for text in filter(None, (note, await note_on_job())):
+        click.echo(text, err=True)
     if handle.status != "queued":
         other = await _other_job(handle, new)
         click.echo(

@@ -28,6 +28,7 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
+from penstock.cli.taskworkers import note_on_task
 from penstock.cli.values import duration, local_zone, read_time
 from penstock.client.handle import enqueue_many
 from penstock.core.command import COMMAND_TASK, command_text, decode_command
@@ -132,12 +133,15 @@ def add(
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given, default_queue=settings["queue"])
 
-    async def store() -> tuple[SchedulerInfo | None, SchedulerInfo]:
+    async def store() -> tuple[SchedulerInfo | None, SchedulerInfo, str]:
         spec = jobs.spec(job)
         before = await app.queue(spec.queue).scheduler(name)
-        return before, await app.schedule(name, spec, **timing)
+        info = await app.schedule(name, spec, **timing)
+        return before, info, await note_on_task(app, info.queue, info.task)
 
-    before, info = run_app(app, store)
+    before, info, note = run_app(app, store)
+    if note:
+        click.echo(note, err=True)
     answer = "added" if before is None else "unchanged" if before.raw.spec == info.raw.spec else "replaced"
     if as_json:
         print_json({**_row(info), "answer": answer})

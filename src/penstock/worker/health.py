@@ -103,7 +103,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """The record that a worker writes with every heartbeat. ``running`` has at most a hundred jobs.
 
     ``blocked_by`` is the job whose function blocks the event loop, as ``queue/id``. ``unknown`` lists the tasks that
-    are not registered in its app and whose jobs it handed back lately. ``up_ms`` is its uptime by the monotonic clock.
+    are not registered in its app and whose jobs it handed back lately. ``tasks`` has the queue of each task of its app;
+    ``None`` if there are more than a hundred. ``up_ms`` is its uptime by the monotonic clock.
     """
 
     host: str
@@ -121,6 +122,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[ActiveJob, ...]
     blocked_by: str = ""
     unknown: tuple[str, ...] = ()
+    tasks: dict[str, str] | None = None
 
 
 def examine(session: WorkerSession) -> Health:
@@ -174,8 +176,14 @@ def describe(session: WorkerSession) -> bytes:
             running=health.active[:_MOST_SHOWN],
             blocked_by=_blocking_job(session) if _is_blocked(session) else "",
             unknown=session.handlers.unknown.names(),
+            tasks=_queues_by_task(session),
         )
     )
+
+
+def _queues_by_task(session: WorkerSession) -> dict[str, str] | None:
+    tasks = list(session.worker.app.tasks.values())
+    return {task.name: task.source.queue for task in tasks} if len(tasks) <= _MOST_SHOWN else None
 
 
 def _why_not_consuming(session: WorkerSession, now: float, *, running: int) -> str:
