@@ -548,3 +548,14 @@ async def test_an_error_of_a_batch_reaches_every_caller_of_it(spy: Spy) -> None:
 
     assert [type(result).__name__ for result in results] == ["JobHandle"] + ["StorageFull"] * 9
     assert await app.queue("default").open() == 1
+
+
+def test_a_task_may_be_made_without_the_decorator_syntax(memory_app: App) -> None:
+    async def send(to: str) -> None: ...
+
+    make: Any = memory_app.task
+    task = make(send, name="mail", queue="letters", attempts=7)
+    assert (task.name, task.queue, task.defaults.attempts) == ("mail", "letters", 7)
+    assert make(send).name == "send"
+    with pytest.raises(InvalidOption, match="a task has no option 'atempts'"):
+        make(send, atempts=7)

@@ -20,6 +20,7 @@ from typing import (
     TypeVar,
     Union,
     Unpack,
+    cast,
     get_args,
     get_origin,
     overload,
@@ -125,11 +126,12 @@ class TaskDecorator(_Decorator):
         queue: str = "default",
         **options: Any,
     ) -> Any:
-        if func is not None:
+        if func is not None and not options and (name, queue) == (None, "default"):
             return self._make(func)
         refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
         kind = BatchDecorator if "batch" in options else TaskDecorator
-        return kind(self._add, {"name": name, "queue": check_queue(queue), **options})
+        decorator = kind(self._add, {"name": name, "queue": check_queue(queue), **options})
+        return decorator if func is None else decorator._make(func)
 
 
 class HandlerDecorator(_Decorator):
@@ -173,6 +175,7 @@ class BatchDecorator(_Decorator):
 # ``@app.dead_letter``
 
 logger = get_logger("penstock.worker")
+_letter_fields: Final = msgspec.structs.fields(DeadLetter)
 # The store enqueues dead letters, in JSON: it has no rules, and places all of them alike.
 _NOT_FOR_LETTERS: Final = PLACEMENT | {*RULES, "serde", "takes_context", "batch", "batch_wait"}
 
@@ -215,24 +218,18 @@ def handle_dead_letters(
 def _taking_fields(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
     """Return a function with the fields of a ``DeadLetter`` as parameters: payloads are objects by parameter name."""
 
-    async def handle(
-        *, queue: str, id: str, task: str, payload: Any, error: dict[str, str], failures: int, failed_at: int
-    ) -> Any:
-        return await func(_letter(locals()))
+    async def handle(**fields: Any) -> Any:
+        return await func(DeadLetter(**fields))
 
-    def handle_in_thread(
-        *, queue: str, id: str, task: str, payload: Any, error: dict[str, str], failures: int, failed_at: int
-    ) -> Any:
-        return func(_letter(locals()))
+    def handle_in_thread(**fields: Any) -> Any:
+        return func(DeadLetter(**fields))
 
-    handler = handle if inspect.iscoroutinefunction(func) else handle_in_thread
-    name = getattr(func, "__name__", "dead_letter")
-    handler.__name__ = handler.__qualname__ = name
-    return handler
-
-
-def _letter(fields: dict[str, Any]) -> DeadLetter:
-    return DeadLetter(**{name: fields[name] for name in DeadLetter.__struct_fields__})
+    handler: Any = handle if inspect.iscoroutinefunction(func) else handle_in_thread
+    handler.__name__ = handler.__qualname__ = getattr(func, "__name__", "dead_letter")
+    handler.__signature__ = inspect.Signature(
+        [Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=field.type) for field in _letter_fields]
+    )
+    return cast(Callable[..., Any], handler)
 
 
 # Batches
