@@ -33,8 +33,8 @@ from penstock.core.job import EMPTY_EXTRAS
 from penstock.errors import RateLimited, Snooze, Suspend, WaitForChildren
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import TracerProvider
+    from opentelemetry.metrics import Meter, MeterProvider
+    from opentelemetry.trace import Tracer, TracerProvider
 
     from penstock.client.app import App
     from penstock.client.middleware import Answers, EnqueueCall, EnqueueNext
@@ -57,51 +57,65 @@ def instrument(
 ) -> None:
     """Trace and measure the enqueues and runs of ``app``, by default with the global providers."""
     tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider)
-    meter = metrics.get_meter("penstock", meter_provider=meter_provider)
-    enqueued = meter.create_counter("penstock.enqueued", unit="{job}", description="Jobs by answer.")
-    run_time = meter.create_histogram("penstock.run.duration", unit="s", description="How long runs took.")
-    wait_time = meter.create_histogram(
-        "penstock.wait.duration", unit="s", description="From the enqueue to the start of the first run."
-    )
-    earlier = _EarlierRuns()
+    instruments = _Instruments(tracer, metrics.get_meter("penstock", meter_provider=meter_provider))
+    app.enqueue_middleware(instruments.trace_enqueue)
+    app.middleware(instruments.trace_run)
 
-    @app.enqueue_middleware
-    async def trace_enqueue(call: EnqueueCall, call_next: EnqueueNext) -> Answers:
-        with tracer.start_as_current_span(
+
+class _Instruments:
+    """The middleware of an app, which traces and measures its enqueues and runs."""
+
+    def __init__(self, tracer: Tracer, meter: Meter) -> None:
+        self._tracer = tracer
+        self._earlier = _EarlierRuns()
+        self._enqueued = meter.create_counter(
+            "penstock.enqueued", unit="{job}", description="Jobs by answer."
+        )
+        self._run_time = meter.create_histogram(
+            "penstock.run.duration", unit="s", description="How long runs took."
+        )
+        self._wait_time = meter.create_histogram(
+            "penstock.wait.duration", unit="s", description="From the enqueue to the start of the first run."
+        )
+
+    async def trace_enqueue(self, call: EnqueueCall, call_next: EnqueueNext) -> Answers:
+        """Send the context of a span with the jobs, in their headers."""
+        with self._tracer.start_as_current_span(
             f"enqueue {call.queue}", kind=SpanKind.PRODUCER, attributes=_enqueue_attributes(call)
         ):
             carrier: dict[str, str] = {}
             propagate.inject(carrier)
             answers = await call_next(call.each(lambda job: _with_headers(job, carrier)))
         for answer in answers:
-            enqueued.add(1, {_DESTINATION: call.queue, "penstock.status": answer.status})
+            self._enqueued.add(1, {_DESTINATION: call.queue, "penstock.status": answer.status})
         return answers
 
-    @app.middleware
-    async def trace_run(context: JobContext, call_next: CallNext) -> Any:
+    async def trace_run(self, context: JobContext, call_next: CallNext) -> Any:
+        """Run a job in a child span of its enqueue."""
         parent = propagate.extract(dict(context.headers))
         labels = {_DESTINATION: context.queue, "penstock.task": context.task}
         if context.run == 1:
-            wait_time.record(max(0.0, time.time() - context.enqueued_at.timestamp()), labels)
+            self._wait_time.record(max(0.0, time.time() - context.enqueued_at.timestamp()), labels)
         started = time.perf_counter()
         outcome = "returned"
-        with tracer.start_as_current_span(
+        with self._tracer.start_as_current_span(
             f"run {context.task or context.queue}",
             context=parent,
             kind=SpanKind.CONSUMER,
             attributes=_run_attributes(context),
-            links=earlier.links(context, parent),
+            links=self._earlier.links(context, parent),
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            earlier.note(context, span.get_span_context())
+            self._earlier.note(context, span.get_span_context())
             try:
                 return await call_next()
             except BaseException as error:
                 outcome = _record(span, error)
                 raise
             finally:
-                run_time.record(time.perf_counter() - started, {**labels, "penstock.outcome": outcome})
+                run_s = time.perf_counter() - started
+                self._run_time.record(run_s, {**labels, "penstock.outcome": outcome})
 
 
 class _EarlierRuns:
