@@ -44,12 +44,12 @@ def test_every_field_is_either_loose_or_a_tie() -> None:
 
 @pytest.mark.parametrize("name", LOOSE)
 def test_what_concerns_only_the_job_does_not_bind(name: str) -> None:
-    assert not Extras(**{name: LOOSE[name]}).is_linked
+    assert not Extras(**{name: LOOSE[name]}).has_links
 
 
 @pytest.mark.parametrize("name", LINKS)
 def test_what_concerns_others_links(name: str) -> None:
-    assert Extras(**{name: LINKS[name]}).is_linked
+    assert Extras(**{name: LINKS[name]}).has_links
 
 
 def test_extras_that_say_nothing_are_none() -> None:

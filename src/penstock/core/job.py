@@ -102,12 +102,12 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     has_steps: bool = False
 
     @property
-    def is_linked(self) -> bool:
+    def has_links(self) -> bool:
         """Return whether the job is linked to others, so that engines must not take a fast path."""
-        return self.group != "" or self.cost != 1 or self.is_linked_beyond_group
+        return self.group != "" or self.cost != 1 or self.has_links_beyond_group
 
     @property
-    def is_linked_beyond_group(self) -> bool:
+    def has_links_beyond_group(self) -> bool:
         """Return whether the job has links other than its group."""
         return (
             self.flow != ""

@@ -41,7 +41,7 @@ _COUNTS: Final = (
     "claimed_at", "finished_at", "kept_until", "token", "lease_until", "held_until",
 )  # fmt: skip
 _COLUMNS: Final = Record.__struct_fields__[1 : Record.__struct_fields__.index("was")]
-_KEPT_AS: Final = {"slot_hold": "grip"}
+_KEPT_AS: Final = {"slot_hold": "grip", "has_links": "binds"}
 """Names that the values of a quarantined job have had since earlier versions."""
 _MOST: Final = 2**53
 
@@ -247,7 +247,7 @@ def _salvaged(unit: Unit, damaged: Damaged) -> tuple[Record, bool]:
         extras = _extras_of_steps(unit, record.key)
     values |= {
         "packed_extras": None if extras is None else pack_extras(extras),
-        "binds": int(extras is not None and extras.is_linked),
+        "has_links": int(extras is not None and extras.has_links),
     }
     values |= {"rerun": None, "failure": None, "payload": None if damaged.has_payload else b""}
     if record.slot_hold not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:
@@ -260,7 +260,7 @@ def _salvaged(unit: Unit, damaged: Damaged) -> tuple[Record, bool]:
     values["options_key"], values["packed_options"] = _options(unit, record)
     values["id"] = _named(unit, record.key, record.id, values["id"])
     clean = Record(**values)
-    if clean.binds:
+    if clean.has_links:
         clean.note_group_role()
     return clean, is_whole
 

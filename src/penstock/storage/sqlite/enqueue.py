@@ -133,7 +133,7 @@ def _enqueue(
     status: EnqueueStatus,
     to_come: Collection[tuple[str, str]] = (),
 ) -> Record:
-    if record is not None and record.binds and status == "queued":
+    if record is not None and record.has_links and status == "queued":
         _replaced(unit, record)
     if job.after and status == "queued":
         assert job.extras is not None

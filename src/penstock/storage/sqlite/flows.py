@@ -113,7 +113,7 @@ def to_await_again(unit: Unit, record: Record) -> list[str]:
 
 def is_parent(record: Record) -> bool:
     """Return whether the job has dependencies."""
-    return bool(record.binds) and record.extras.has_dependencies
+    return bool(record.has_links) and record.extras.has_dependencies
 
 
 def maybe_block(unit: Unit, record: Record) -> bool:

@@ -66,7 +66,7 @@ def _set(record: Record, holds: dict[str, int]) -> None:
 
 def index(unit: Unit, record: Record) -> None:
     """Update the index of holds by consumer for a record that ``Unit.save`` is about to write."""
-    holds = (record.extras.holds or {}) if record.binds and record.state in FINISHED else {}
+    holds = (record.extras.holds or {}) if record.has_links and record.state in FINISHED else {}
     if record.held_until:
         unit.sql.execute(_sql["forget"], (record.key,))
         _count(unit.queue, record.was, -1)

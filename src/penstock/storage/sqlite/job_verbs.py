@@ -218,7 +218,7 @@ def _remove_unchanged(unit: Unit, record: Record | None, job: Unchanged, consume
     is_finished = record.state in FINISHED
     if not is_finished or (record.incarnation, record.finished_at) != job[1:]:
         return "changed"
-    holds = (record.extras.holds if record.binds else None) or {}
+    holds = (record.extras.holds if record.has_links else None) or {}
     if any(record.finished_at + ms > unit.now_ms for name, ms in holds.items() if name != consumer):
         return "held"
     remove_record(unit, record)

@@ -1,4 +1,4 @@
-"""The effects of linked jobs (``Record.binds``) on others, in their own queue and, by messages, in other queues.
+"""The effects of linked jobs (``Record.has_links``) on others, in their own queue and, by messages, in other queues.
 
 Each kind of link has a module, and ``LINKS`` calls them all.
 """

@@ -122,7 +122,7 @@ class Record(msgspec.Struct, gc=False):
     progress: bytes | None = None
     rerun: bytes | None = None
     packed_extras: bytes | None = None
-    binds: int = 0
+    has_links: int = 0
     held_until: int = 0
     slot_hold: int = 0
     was: str = ""
@@ -161,7 +161,7 @@ class Record(msgspec.Struct, gc=False):
         has_any = extras is not None and extras != EMPTY_EXTRAS
         self.packed_extras = pack_extras(extras) if has_any else None
         self.unpacked_extras = None
-        self.binds = int(extras is not None and extras.is_linked)
+        self.has_links = int(extras is not None and extras.has_links)
 
     def renumber(self, number: int, *, lifo: bool) -> None:
         """Set the number in line, negative for LIFO jobs."""
@@ -196,7 +196,7 @@ class Record(msgspec.Struct, gc=False):
         """Set the expiry of the finished record, from its options and holds."""
         options = self.options
         ttl_ms = options.failure_ttl_ms if self.state == FAILED else options.result_ttl_ms
-        self.kept_until = self.finished_at + max(ttl_ms, self.extras.longest_hold_ms if self.binds else 0)
+        self.kept_until = self.finished_at + max(ttl_ms, self.extras.longest_hold_ms if self.has_links else 0)
 
     @property
     def is_timed(self) -> bool:

@@ -319,7 +319,7 @@ def _groups_of(jobs: list[_Held]) -> list[str] | None:
     if not any(packed):
         return []
     unpacked = [as_extras(extras) or EMPTY_EXTRAS for extras in packed]
-    if any(not extras.group or extras.is_linked_beyond_group for extras in unpacked):
+    if any(not extras.group or extras.has_links_beyond_group for extras in unpacked):
         return None
     return [extras.group for extras in unpacked]
 

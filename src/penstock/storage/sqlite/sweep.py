@@ -162,7 +162,7 @@ def _prune(unit: Unit, settings: QueueSettings, limit: int) -> int:
 
 
 def _drop(unit: Unit, record: Record) -> None:
-    if record.binds and record.state != COMPLETED:
+    if record.has_links and record.state != COMPLETED:
         unit.links.removed(unit, record)
     record.state = REMOVED
 

@@ -58,7 +58,7 @@ def return_to_waiting(unit: Unit, record: Record) -> None:
 def _wait(unit: Unit, record: Record, *, keeps_number: bool) -> None:
     """Make the job ready, unless its links block it."""
     record.blocked_by = ""
-    if record.binds and unit.links.maybe_block(unit, record, keeps_number=keeps_number):
+    if record.has_links and unit.links.maybe_block(unit, record, keeps_number=keeps_number):
         return
     record.state = WAITING
     record.ready_at = unit.now_ms
@@ -102,7 +102,7 @@ def finish(unit: Unit, record: Record, state: str, kind: str = "", **extra: Any)
     slot = record.slot
     if state == FAILED:
         unit.links.failed(unit, record)
-    if record.binds:
+    if record.has_links:
         unit.links.ended(unit, record)
     if slot is not None and state != CANCELLED:
         unit.tell(record, state=state)
@@ -111,7 +111,7 @@ def finish(unit: Unit, record: Record, state: str, kind: str = "", **extra: Any)
     unit.tell(record, state=state, also=slot.listeners if slot else ())
     record.rerun = None
     if record.kept_until <= unit.now_ms:
-        if record.binds and state != COMPLETED:
+        if record.has_links and state != COMPLETED:
             unit.links.removed(unit, record)
         record.state = REMOVED
 
@@ -155,9 +155,9 @@ def remove(unit: Unit, record: Record) -> None:
         unit.tell(record, state=CANCELLED)
     record.state = REMOVED
     unit.note(EventType.REMOVED, record, run=record.runs)
-    if record.binds and is_open:
+    if record.has_links and is_open:
         unit.links.ended(unit, record)
-    elif record.binds and state != COMPLETED:
+    elif record.has_links and state != COMPLETED:
         unit.links.removed(unit, record)
 
 
@@ -216,7 +216,7 @@ def _queue(unit: Unit, record: Record, *, run_at: int, wall_at: int, lifo: bool)
     record.run_at = run_at
     _go_by(unit, record, wall_at)
     record.ready_at = 0
-    if record.binds and unit.links.awaits_children(unit, record):
+    if record.has_links and unit.links.awaits_children(unit, record):
         pass
     elif run_at > unit.now_ms:
         record.state = SCHEDULED
@@ -343,7 +343,7 @@ def _rerun(unit: Unit, record: Record, slot: Slot) -> None:
         lifo = slot.lifo
     record.run_id, record.write_id = slot.run_id, slot.write_id
     unit.clear_side_values(record)
-    if record.binds:
+    if record.has_links:
         if record.state == FAILED:
             unit.links.removed(unit, record)
         unit.links.forget(unit, [record.id])

@@ -147,7 +147,7 @@ class Unit:
 
     def note(self, kind: str, record: Record, **extra: Any) -> None:
         """Log an event of a job, with its current state, and its group if it has one."""
-        if record.binds and (group := record.extras.group):
+        if record.has_links and (group := record.extras.group):
             extra["grp"] = group
         self.notes.add(kind, self.now_ms, record, **extra)
 
@@ -210,7 +210,7 @@ class Unit:
 
     def _adopt(self, record: Record) -> Record:
         self._known[record.id] = record
-        if record.binds:
+        if record.has_links:
             record.note_group_role()
         return record
 
@@ -261,13 +261,13 @@ class Unit:
                 self.wakes.add("w")
         self._tell_waiters()
         self._delete([record.key for record in removed if record.key])
-        if linked := [record.id for record in removed if record.binds]:
+        if linked := [record.id for record in removed if record.has_links]:
             self.links.forget(self, linked)
         self._insert(new)
         if self.queue.uses & USES_INSTANTS:
             self._save_instants((*removed, *changed, *new))
         for record in (*removed, *changed, *new):
-            if record.binds or record.held_until:
+            if record.has_links or record.held_until:
                 self.links.saving(self, record)
             record.was = record.state
         # A job that was enqueued and has ended in one call is written in full.

@@ -150,7 +150,7 @@ ENQUEUED: Final[dict[int, EnqueueStatus]] = {
 }
 """The answers of enqueue. ``e`` is a duplicate by its dedup key."""
 
-_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _EXTRAS, _BINDS = 1, 2, 4, 8, 16, 32, 64, 128
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _EXTRAS, _HAS_LINKS = 1, 2, 4, 8, 16, 32, 64, 128
 _CANCELLING, _RERUN = 2, 4
 _STATE_HEAD: Final = 80
 
@@ -367,7 +367,7 @@ def _body(job: NewJob) -> bytes:
         | _RUN_ID * (job.run_id != "")
         | _WRITE_ID * (job.write_id != "")
         | _EXTRAS * (extras is not None)
-        | _BINDS * (extras is not None and extras.is_linked)
+        | _HAS_LINKS * (extras is not None and extras.has_links)
     )
     parts = [stored_options(job.options).head(flags)]
     if job.priority:
