@@ -22,19 +22,22 @@ from penstock.core.lifecycle import (
     AttachAnswer,
     CancelAnswer,
     ChangeAnswer,
+    CopyStepsAnswer,
     HoldAnswer,
     PromoteAnswer,
     ReleaseAnswer,
     RemoveAnswer,
+    ResetAnswer,
     RetryAnswer,
     SchedulerAnswer,
     SignalAnswer,
     State,
+    StepAnswer,
     UnchangedAnswer,
 )
 from penstock.core.limits import Limit, LimitsOfQueue
+from penstock.core.step import NewStep, Step
 from penstock.storage.metrics import Minute
-from penstock.storage.steps import StepVerbs
 from penstock.storage.values import (
     Budget,
     Bulk,
@@ -87,11 +90,9 @@ class VerbsOnIds(Protocol):
         return await self.on_ids(queue, "remove", ids, RemoveAnswer)
 
 
-class Storage(VerbsOnIds, StepVerbs, Protocol):
-    """One namespace of one store. ``penstock.storage.open_storage(url)`` makes it.
-
-    A storage belongs to the event loop that opened it. Its methods raise ``StorageError`` and subclasses.
-    """
+class Storage(VerbsOnIds, Protocol):
+    """One namespace of one store, made by ``penstock.storage.open_storage(url)``. It belongs to the event loop that
+    opened it. Its methods raise ``StorageError`` and subclasses."""
 
     url: str
     """The URL for display, without secrets."""
@@ -121,18 +122,14 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
     ) -> Claimed:
         """Promote due jobs, then lease the first jobs in line. Jobs past their ttl end as expired instead.
 
-        With ``wait_ms``, first ``wait`` for up to that long. A waiting call that is cancelled or fails may have leased
+        With ``wait_ms``, first ``wait`` for up to that long. If that is cancelled or fails, the call may have leased
         jobs anyway: ``leases_of`` names them.
         """
 
     async def settle(
-        self,
-        queue: str,
-        settlements: Sequence[Settlement],
-        *,
-        take: Take | None = None,
-        ticket: Ticket | None = None,
-    ) -> SettledBatch:
+        self, queue: str, settlements: Sequence[Settlement], *,
+        take: Take | None = None, ticket: Ticket | None = None,
+    ) -> SettledBatch:  # fmt: skip
         """Apply the outcomes of leased jobs, then claim the next ones in the same step.
 
         Only the holder of the current token can settle. Repeating a settle with a settled token returns the first
@@ -166,14 +163,35 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
         """Forget the worker's record. Its leases stay."""
 
     async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
-        """Let ``lives`` detect the death of this process, if the engine can. Never raises.
-
-        Valid until the storage closes. Call it again with every heartbeat, and immediately when the engine calls
-        ``lost``. Without it, a death is noticed when the leases expire.
-        """
+        """Let ``lives`` detect the death of this process, if the engine can. Call it with every heartbeat, and
+        immediately when the engine calls ``lost``. Never raises."""
 
     async def lives(self, queue: str) -> dict[str, bool]:
         """Return whether the processes of announced workers live. False is proof of death; unknown ones are absent."""
+
+    # Steps
+
+    async def record_steps(
+        self, queue: str, steps: Sequence[NewStep], *, lease_ms: int = 0
+    ) -> list[StepAnswer]:
+        """Record steps of running jobs, and extend their leases to at least ``lease_ms`` from now (0: as they are).
+
+        The first final record of a step stays: a later one changes nothing (``known``). ``lost``: the lease is lost.
+        The caller keeps the limits on the number and size of steps.
+        """
+
+    async def steps(self, queue: str, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
+        """Return the steps of a job in their order, or those of ``names``, which then have large results too. Raise
+        ``StorageDamaged`` if one cannot be read."""
+
+    async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
+        """Forget a step of a job that is not active, so that the next run runs it again."""
+
+    async def copy_steps(self, queue: str, id: str, to: str, *, before: str) -> CopyStepsAnswer:
+        """Copy the steps that a job recorded before the first one with a name, whatever its key, to another job.
+
+        The other job must not be active. Steps that it has already stay as they are.
+        """
 
     # Flows
 
@@ -261,14 +279,11 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
         """Release up to ``limit`` staged jobs of a write into the queue, or with ``discard``, remove them."""
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
-        """Resume a job that is suspended until this signal (``resumed``); otherwise keep the signal for an open job
-        (``kept``), up to 100 per job (``full``)."""
+        """Resume a job that waits for this signal, or keep the signal for an open job, up to 100 per job (``full``)."""
 
     async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
-        """Keep jobs for a consumer until it releases them, or for ``ttl_ms`` after they end (from now, if they ended).
-
-        Neither retention nor ``clean`` removes a held job.
-        """
+        """Keep jobs for a consumer, whatever their retention, until it releases them, or ``ttl_ms`` have passed since
+        their end (since now, if they have ended)."""
 
     async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
         """End the holds: normal retention applies."""
@@ -286,7 +301,7 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
     ) -> bool:
         """Set a limit: of the queue (group ``""``), of every group without its own (``"*"``), or of one group.
 
-        ``None`` removes the limit. Applies from the next claim on. With ``expected``, set it only if the present limit
+        ``None`` removes the limit. Applies from the next claim on. With ``expected``, set it only if the current limit
         equals that (``None``: no limit). Return whether it was set.
         """
 
@@ -315,7 +330,7 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
         """Remove all jobs of the queue. Raise ``StorageError`` while jobs are active, unless ``force``.
 
-        Counters, log, epoch, pause flag and settings stay: tokens and sequence numbers never repeat.
+        Counters, log, epoch, pause and settings stay: tokens and sequence numbers never repeat.
         """
 
     async def configure(self, queue: str, settings: QueueSettings) -> None: ...
@@ -328,10 +343,8 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
     # Usage and budgets
 
     async def usage(self, queue: str) -> list[Usage]:
-        """Return the sums by queue, task, group and flow, in that order, then by key and name.
-
-        A sum that has not grown for 30 days is forgotten.
-        """
+        """Return the sums by queue, task, group and flow, then by key and name. A sum that has not grown for 30 days is
+        forgotten."""
 
     async def reset_usage(self, queue: str) -> None:
         """Set all sums, and the amounts spent of budgets, to zero. Jobs keep their own usage."""
@@ -407,10 +420,8 @@ class Storage(VerbsOnIds, StepVerbs, Protocol):
         """
 
     async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
-        """Tell the listener when these jobs end. Return those that have ended; ``None`` for open ones.
-
-        Raise ``JobNotFound`` for an unknown id, and then watch none.
-        """
+        """Tell the listener when these jobs end. Return those that have ended; ``None`` for open ones. Raise
+        ``JobNotFound`` for an unknown id, and then watch none."""
 
     # The event log
 

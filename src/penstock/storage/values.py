@@ -11,7 +11,7 @@ from penstock.core.job import Enqueued, Job, Lease
 from penstock.core.lifecycle import State
 from penstock.core.limits import GroupState
 from penstock.core.outcome import Failure, Outcome
-from penstock.errors import StorageError
+from penstock.errors import StorageDamaged, StorageError
 
 Extended = Literal["extended", "cancel", "expired", "lost"]
 
@@ -398,6 +398,14 @@ class Checked(msgspec.Struct, frozen=True):
 def with_deaths(workers: list[WorkerRecord], lives: Mapping[str, bool]) -> list[WorkerRecord]:
     """Return the records with ``dead`` set from ``Storage.lives``."""
     return [msgspec.structs.replace(worker, dead=lives.get(worker.id) is False) for worker in workers]
+
+
+def unreadable_step(queue: str, id: str) -> StorageDamaged:
+    """Return the error to raise for a job with a step that cannot be read."""
+    return StorageDamaged(
+        f"queue {queue!r}: a step of job {id!r} cannot be read. Run `penstock doctor --repair`, which puts the job "
+        "aside as failed (Damaged)"
+    )
 
 
 def jobs_active(queue: str, *, active: int) -> StorageError:

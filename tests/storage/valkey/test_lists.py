@@ -13,15 +13,18 @@ from penstock.core.lifecycle import (
     AttachAnswer,
     CancelAnswer,
     ChangeAnswer,
+    CopyStepsAnswer,
     EventType,
     HoldAnswer,
     PromoteAnswer,
     ReleaseAnswer,
     RemoveAnswer,
+    ResetAnswer,
     RetryAnswer,
     SchedulerAnswer,
     SignalAnswer,
     State,
+    StepAnswer,
     UnchangedAnswer,
 )
 from penstock.core.outcome import FAILURE_TEXTS
@@ -71,7 +74,7 @@ def test_the_library_has_the_short_names_of_extras() -> None:
     names = {name for text in FILES.values() for name in re.findall(r"\bextras(?:_of\(\w+\))?\.(\w+)", text)}
     code = library().code
 
-    assert names - {"sp"} <= set(Extras.__struct_fields__)
+    assert names <= set(Extras.__struct_fields__)
     assert "extras.g)" in code
     assert not re.search(r"\bextras\.(?:group|holds|dependents)\b", code)
 
@@ -103,13 +106,16 @@ TYPES = {
     "attach": AttachAnswer,
     "cancel": CancelAnswer,
     "change": ChangeAnswer,
+    "copy_steps": CopyStepsAnswer,
     "extend": Extended,
     "hold": HoldAnswer,
     "promote": PromoteAnswer,
     "put_scheduler": SchedulerAnswer,
+    "record_steps": StepAnswer,
     "release": ReleaseAnswer,
     "remove": RemoveAnswer,
     "remove_unchanged": UnchangedAnswer,
+    "reset_step": ResetAnswer,
     "retry": RetryAnswer,
     "signal": SignalAnswer,
 }

@@ -25,7 +25,7 @@ from penstock.storage.sqlite.records import (
     as_lease,
     unpack_options,
 )
-from penstock.storage.sqlite.steps import travelling_steps
+from penstock.storage.sqlite.steps import sent_steps
 from penstock.storage.sqlite.transitions import enter_waiting, expire, fail
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import check_budgets
@@ -187,7 +187,7 @@ def _lease(unit: Unit, take: Take, jobs: list[_Ready], *, grouped: bool = False)
             job.cancelling != 0, job.run_id,
             extras := None if job.packed_extras is None else as_extras(job.packed_extras),
             received_data(unit, job.key) if extras is not None and extras.received else None,
-            travelling_steps(unit, job.key) if extras is not None and extras.has_steps else None,
+            sent_steps(unit, job.key) if extras is not None and extras.has_steps else None,
         )
         for token, job in zip(unit.draw_many(len(jobs)), jobs, strict=True)
     ]  # fmt: skip
@@ -235,7 +235,7 @@ def read_back(unit: Unit, held: Sequence[Held]) -> list[Lease]:
             record,
             payload,
             signal=received_data(unit, record.key),
-            steps=travelling_steps(unit, record.key) if record.extras.has_steps else None,
+            steps=sent_steps(unit, record.key) if record.extras.has_steps else None,
         )
         for record, payload in records
         if record.token == tokens[record.id]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
 from penstock.core.job import DEFAULT_OPTIONS, Dependent, Extras, pack_extras
-from penstock.core.lifecycle import EventType
+from penstock.core.lifecycle import BlockedBy
 from penstock.core.outcome import DAMAGED, damaged_failure
 from penstock.core.step import unpack_body
 from penstock.storage.bounds import DAMAGED_KEPT_MS, MINUTE_MS
@@ -25,16 +25,14 @@ from penstock.storage.sqlite.records import (
     UNREADABLE,
     Record,
     as_extras,
-    pack_failure,
     unpack_failure,
     unpack_options,
 )
-from penstock.storage.sqlite.transitions import finish
+from penstock.storage.sqlite.transitions import fail
 from penstock.storage.sqlite.unit import End, Unit
 
-_FAILED: Final = EventType.FAILED.value
 _PER_PAGE: Final = 1000
-_BLOCKED_BY: Final = ("", "group", "children", "signal")
+_BLOCKED_BY: Final = ("", *get_args(BlockedBy))
 _TEXTS: Final = ("id", "state", "run_id", "write_id", "blocked_by", "settled_as", "worker")
 _COUNTS: Final = (
     "incarnation", "ttl_ms", "runs", "failures", "stalls", "ready_at", "run_at", "enqueued_at", "expires_at",
@@ -212,8 +210,7 @@ def quarantine(unit: Unit, damaged: Damaged, *, alone: bool = False) -> None:
     if alone:
         record.extras, record.group_role = _extras_of_steps(unit, record.key), ""
     unit.meet(record)
-    record.failure = pack_failure(failure)
-    finish(unit, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
+    fail(unit, record, failure)
     _tell_of_rerun(unit, damaged.record, record)
     record.result = original
     unit.save([record])

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from penstock.core.flow import DependencyState
+from penstock.core.flow import POLICIES, DependencyState
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.text import get_logger
@@ -48,23 +48,13 @@ Place = tuple[str, str]
 logger = get_logger("penstock.storage")
 # Whole tables, because an orphan does not name its queue.
 _ORPHANS: Final = (
-    "payloads_without_job",
-    "logs_without_job",
-    "signals_without_job",
-    "steps_without_job",
-    "holds_without_job",
+    "payloads_without_job", "logs_without_job", "signals_without_job", "steps_without_job", "holds_without_job",
     "waiters_without_job",
-)
+)  # fmt: skip
 _RECORDS: Final = (
-    "active_without_lease",
-    "finished_without_expiry",
-    "dedup_without_job",
-    "schedulers_without_job",
-    "parents_without_job",
-    "dependencies_without_job",
-    "dependents_without_job",
-)
-_POLICIES: Final = ("fail", "ignore", "wait")
+    "active_without_lease", "finished_without_expiry", "dedup_without_job", "schedulers_without_job",
+    "parents_without_job", "dependencies_without_job", "dependents_without_job",
+)  # fmt: skip
 _ENDS: Final = get_args(DependencyState)
 _sql = statements("check")
 _damage_sql = statements("damage")
@@ -283,9 +273,9 @@ def _check_dependencies(unit: Unit, *, repair: bool) -> int:
     with any_text(unit.sql):
         rows = unit.sql.execute(_damage_sql["edges"], (unit.queue.key,)).fetchall()
     damaged = [
-        (policy if policy in _POLICIES else "fail", state if state in _ENDS else "pending", key)
+        (policy if policy in POLICIES else "fail", state if state in _ENDS else "pending", key)
         for key, policy, state, failure in rows
-        if policy not in _POLICIES or state not in _ENDS or not _can(unpack_failure, failure)
+        if policy not in POLICIES or state not in _ENDS or not _can(unpack_failure, failure)
     ]
     if repair:
         unit.sql.executemany(_damage_sql["mend_edge"], damaged)

@@ -25,11 +25,9 @@ from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import ACTIVE, UNREADABLE, Record, as_extras, unpack_options
 from penstock.storage.sqlite.unit import Unit
-from penstock.storage.steps import unreadable_step
+from penstock.storage.values import unreadable_step
 
-_RECORDED = EventType.RECORDED.value
-_CHANGED = EventType.CHANGED.value
-
+_RECORDED: Final = EventType.RECORDED.value
 _sql = statements("steps")
 _json: Final = msgspec.json.Encoder()
 
@@ -38,7 +36,7 @@ _Place = tuple[int, str]
 
 
 class _Job(msgspec.Struct, gc=False):
-    """What recording a step needs of a job: reading whole records takes longer than all the rest."""
+    """The fields of a job that recording a step needs. Reading whole records would take longer than all the rest."""
 
     key: int
     id: str
@@ -110,25 +108,12 @@ def _note_all(unit: Unit, noted: list[tuple[_Job, NewStep]]) -> None:
         extras = as_extras(job.packed_extras)
         rows.append(
             (
-                unit.now_ms,
-                job.id,
-                job.incarnation,
-                job.enqueued_at,
-                job.run_id,
-                options.task,
-                options.version,
-                ACTIVE,
-                job.runs,
-                job.token,
-                job.worker,
-                step.run_ms,
-                len(step.result),
-                event_data(step),
-                "" if failure is None else failure.type,
-                "" if failure is None else failure.message,
+                unit.now_ms, job.id, job.incarnation, job.enqueued_at, job.run_id, options.task, options.version,
+                ACTIVE, job.runs, job.token, job.worker, step.run_ms, len(step.result), event_data(step),
+                "" if failure is None else failure.type, "" if failure is None else failure.message,
                 extras.group if extras else "",
             )
-        )
+        )  # fmt: skip
     if rows:
         unit.notes.add_rows(_RECORDED, ("run", "tok", "w", "ms", "size", "data", "et", "em", "grp"), rows)
 
@@ -146,7 +131,7 @@ def _mark_and_extend(unit: Unit, jobs: Iterable[_Job], *, stepped: Set[int], lea
     unit.sql.executemany(_sql["mark"], rows)
 
 
-def travelling_steps(unit: Unit, key: int) -> tuple[Step, ...] | None:
+def sent_steps(unit: Unit, key: int) -> tuple[Step, ...] | None:
     """Return the steps that a lease carries; ``None`` if there are none, or too many."""
     rows = unit.sql.execute(_sql["of_job"], (key, SENT_STEPS + 1)).fetchall()
     return tuple(_steps(rows)) if 0 < len(rows) <= SENT_STEPS else None
@@ -189,7 +174,7 @@ def reset_step(unit: Unit, id: str, name: str) -> ResetAnswer:
         return "active"
     if not unit.sql.execute(_sql["reset"], (job.key, name)).rowcount:
         return "unknown_step"
-    unit.note(_CHANGED, job, run=job.runs, data=step_data(name))
+    unit.note(EventType.CHANGED, job, run=job.runs, data=step_data(name))
     unit.save([])
     return "reset"
 
@@ -217,7 +202,7 @@ def copy_steps(unit: Unit, id: str, to: str, *, before: str) -> CopyStepsAnswer:
     if rows:
         target.extras = replace(target.extras, has_steps=True)
     data = _json.encode({"steps": len(rows), "of": id}).decode()
-    unit.note(_CHANGED, target, run=target.runs, data=data)
+    unit.note(EventType.CHANGED, target, run=target.runs, data=data)
     unit.save([target])
     return "copied"
 

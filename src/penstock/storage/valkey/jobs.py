@@ -136,11 +136,14 @@ ANSWERS: Final = {
     "attach": letters_of(lifecycle.AttachAnswer),
     "cancel": letters_of(lifecycle.CancelAnswer, x="cancelled", d="rerun_cancelled"),
     "change": letters_of(lifecycle.ChangeAnswer),
+    "copy_steps": letters_of(lifecycle.CopyStepsAnswer),
     "extend": letters_of(Extended, x="expired"),
     "hold": letters_of(lifecycle.HoldAnswer),
     "put_scheduler": letters_of(lifecycle.SchedulerAnswer, s="unchanged"),
+    "record_steps": letters_of(lifecycle.StepAnswer),
     "release": letters_of(lifecycle.ReleaseAnswer),
     "remove_unchanged": letters_of(lifecycle.UnchangedAnswer),
+    "reset_step": letters_of(lifecycle.ResetAnswer),
     "signal": letters_of(lifecycle.SignalAnswer),
 }
 """The answers of verbs by the letters of their replies. ``on_ids`` needs none: its verbs have no other letters."""

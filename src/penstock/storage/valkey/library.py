@@ -23,6 +23,7 @@ from msgspec.structs import asdict, fields
 from penstock.core.event import COLUMNS, Event
 from penstock.core.job import DEFAULT_OPTIONS, STAGED_FROM_MS, Extras, Options
 from penstock.core.outcome import FAILURE_TEXTS
+from penstock.core.step import SENT_STEPS
 from penstock.storage.bounds import BOUNDS
 from penstock.storage.valkey.commands import Caller, ReplyError
 from penstock.storage.valkey.jobs import BLOCKED_BY, STATES
@@ -136,7 +137,7 @@ def assemble(files: dict[str, str]) -> Library:
 def _shortened(lua: str) -> str:
     """Return a file in which ``extras.group`` is ``extras.g``: the files use the names of ``Extras``, the stored maps
     the short ones. Translating them here costs nothing when the functions run."""
-    return _EXTRA.sub(lambda place: f"{place[1]}.{_SHORT_NAMES.get(place[2], place[2])}", lua)
+    return _EXTRA.sub(lambda place: f"{place[1]}.{_SHORT_NAMES[place[2]]}", lua)
 
 
 def _lists() -> str:
@@ -159,7 +160,7 @@ def _lists() -> str:
         },
         "STATES": STATES,
         "BLOCKED_BY": BLOCKED_BY,
-        "BOUNDS": BOUNDS | {"STAGED_FROM_MS": STAGED_FROM_MS},
+        "BOUNDS": BOUNDS | {"STAGED_FROM_MS": STAGED_FROM_MS, "SENT_STEPS": SENT_STEPS},
         "FAILURE_TEXTS": FAILURE_TEXTS,
     }
     return "\n".join(f"local {name} = {_lua(value)}" for name, value in lists.items())

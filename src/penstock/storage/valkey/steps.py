@@ -20,42 +20,22 @@ from penstock.core.step import (
     unpack_body,
 )
 from penstock.errors import StorageError
-from penstock.storage.steps import unreadable_step
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.commands import Arg
-from penstock.storage.valkey.jobs import UNREADABLE
+from penstock.storage.valkey.jobs import ANSWERS, UNREADABLE, letters_of
+from penstock.storage.values import unreadable_step
 
 _STATUSES: Final[dict[int, StepStatus]] = {
-    ord("c"): "completed",
-    ord("f"): "failed",
-    ord("r"): "retrying",
-    ord("w"): "waiting",
-    ord("s"): "started",
+    ord(letter): status for letter, status in letters_of(StepStatus).items()
 }
-_LETTERS: Final[dict[str, bytes]] = {
-    **{status: bytes([letter]) for letter, status in _STATUSES.items()},
-    "unused": b"u",
-}
-_RECORDED: Final[dict[int, StepAnswer]] = {ord("r"): "recorded", ord("k"): "known", ord("l"): "lost"}
-_RESET: Final[dict[bytes, ResetAnswer]] = {
-    b"r": "reset",
-    b"a": "active",
-    b"u": "unknown_step",
-    b"-": "not_found",
-}
-_COPIED: Final[dict[bytes, CopyStepsAnswer]] = {
-    b"c": "copied",
-    b"a": "active",
-    b"u": "unknown_step",
-    b"-": "not_found",
-}
+_LETTERS: Final = {status: letter.encode() for letter, status in letters_of(StepStatus, u="unused").items()}
 _HEAD: Final = struct.Struct(">cHIHIHI")
 _unpack_head: Final = _HEAD.unpack_from
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
 class Steps:
-    """The part of the engine that keeps steps."""
+    """The part of the engine that stores steps."""
 
     _calls: Calls
 
@@ -66,7 +46,7 @@ class Steps:
         for step in steps:
             args += _arguments(step)
         letters: bytes = await self._calls.call_once(queue, "record_steps", args)
-        return [_RECORDED[letter] for letter in letters]
+        return [ANSWERS["record_steps"][letter] for letter in letters.decode()]
 
     async def steps(self, queue: str, id: str, *, names: Sequence[str] | None = None) -> list[Step]:
         if names is not None and not names:
@@ -86,14 +66,18 @@ class Steps:
 
     async def reset_step(self, queue: str, id: str, name: str) -> ResetAnswer:
         data = _encode_json({"step": name})
-        return _RESET[await self._calls.call(queue, "reset_step", id, name, data)]
+        letter: bytes = await self._calls.call(queue, "reset_step", id, name, data)
+        answer: ResetAnswer = ANSWERS["reset_step"][letter.decode()]
+        return answer
 
     async def copy_steps(self, queue: str, id: str, to: str, *, before: str) -> CopyStepsAnswer:
         args = (id, to, before, _encode_json({"of": id})[1:-1])
         try:
-            return _COPIED[await self._calls.call_once(queue, "copy_steps", args)]
+            letter: bytes = await self._calls.call_once(queue, "copy_steps", args)
         except Refused as error:
             raise _damage(queue, error) from None
+        answer: CopyStepsAnswer = ANSWERS["copy_steps"][letter.decode()]
+        return answer
 
 
 def _damage(queue: str, error: Refused) -> StorageError:
@@ -134,8 +118,8 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: step.number)
 
 
-def read_travelling(packed: bytes, at: int) -> tuple[tuple[Step, ...], int]:
-    """Return the steps that begin at a place in the details of a lease, and the place after them."""
+def read_sent_steps(packed: bytes, at: int) -> tuple[tuple[Step, ...], int]:
+    """Return the steps in the details of a lease that begin at a place, and the place after them."""
     count = int.from_bytes(packed[at : at + 4], "big")
     at += 4
     steps: list[Step] = []

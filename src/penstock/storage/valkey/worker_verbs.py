@@ -28,7 +28,7 @@ from penstock.storage.valkey.jobs import (
     signed,
 )
 from penstock.storage.valkey.outbox import OutboxSender
-from penstock.storage.valkey.steps import read_travelling
+from penstock.storage.valkey.steps import read_sent_steps
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -347,7 +347,7 @@ def _with_details(lease: Lease, packed: bytes) -> Lease:
         end = _EXTRAS_AT + int.from_bytes(packed[_DETAILS.size : _EXTRAS_AT], "big")
         extras = unpack_extras(packed[_EXTRAS_AT:end])
         if flags & _HAS_STEPS:
-            steps, end = read_travelling(packed, end)
+            steps, end = read_sent_steps(packed, end)
         signal = packed[end:] if flags & _HAS_SIGNAL else None
     return Lease(
         lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,

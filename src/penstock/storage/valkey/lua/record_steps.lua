@@ -1,6 +1,6 @@
 -- record_steps: records steps of running jobs and extends their leases.
--- arguments: lane, number, repeated, lease_ms (0: the leases stay as they are), then per step id, head, name, body, result (if it is not in the
---   body), data of the event, class and message of the error
+-- arguments: stream, number, repeated, lease_ms (0: the leases stay as they are), then per step id, head, name, body, result
+--   (if it is not in the body), data of the event, class and message of the error
 --   head     token:6 status:1 delay_ms:6 run_ms:6 size:4 replaces:1; status u: record nothing, write the event
 -- returns:   a letter per step: r recorded, k known, l lease lost
 -- events:    recorded
@@ -125,8 +125,8 @@ end
 
 register('record_steps', function(keys, args)
   open(keys, Parts.HOT)
-  local memo = remembered(args[1], args[2], args[3])
-  if memo then return memo end
+  local kept = remembered(args[1], args[2], args[3])
+  if kept then return kept end
   Parts.check(Parts.RECORDED)
   local lease_ms, steps, letters = tonumber(args[4]), read_steps(args), {}
   for i = 1, #steps do

@@ -6,7 +6,6 @@
 
 do
 
-local MOST_SENT = 1000 -- SENT_STEPS in core/step.py
 local COMPLETED, FAILED, STARTED = 99, 102, 115 -- the letters c, f and s
 
 function Steps.key(id)
@@ -32,11 +31,11 @@ function Steps.mark(job)
 end
 
 -- Return the steps that a lease carries: their number, then name_length:2 name length:4 record of each; nil if there are
--- too many.
-function Steps.travelling(job)
+-- none or too many.
+function Steps.sent(job)
   local key = Steps.key(job.id)
   local count = call('HLEN', key)
-  if count == 0 or count > MOST_SENT then return nil end
+  if count == 0 or count > BOUNDS.SENT_STEPS then return nil end
   local fields, packed = call('HGETALL', key), { pack('>I4', count) }
   for i = 1, #fields, 2 do
     packed[#packed + 1] = pack('>H', #fields[i]) .. fields[i] .. pack('>I4', #fields[i + 1]) .. fields[i + 1]
@@ -57,7 +56,7 @@ function Steps.forgive(job)
   send('HDEL', Steps.results_key(job.id), names)
 end
 
--- Return the last step that the present run has started and not ended, if it said so.
+-- Return the last step that the current run has started and not ended, if it has said so.
 function Steps.under_way(job)
   if not (job.extras_moved and extras_of(job).has_steps) then return nil end
   local fields, last, name = call('HGETALL', Steps.key(job.id)), '', nil

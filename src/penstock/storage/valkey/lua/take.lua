@@ -2,9 +2,10 @@
 --
 -- Returns the reply {why (1: paused, 2: over budget, 3: a limit of the queue), wait_ms (-1: none), now, first token, ids,
 -- static records, details}. Leases have consecutive tokens, and are on their first run as they were enqueued, unless the
--- details say otherwise: place,
--- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 extras [steps] [signal]], and so on.
--- flags: 1 cancelling, 2 the data of a signal follows, 4 steps (Steps.travelling). The extras are there if they differ from those in the static record.
+-- details say otherwise. Details are a place in the lists and a string, and so on:
+--   token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 extras [steps] [signal]]
+--   flags: 1 cancelling, 2 the data of a signal follows, 4 steps follow (Steps.sent). The extras are there if they
+--   differ from those in the static record.
 
 -- A block, because the library has at most 200 names at its top; other files need only these.
 local promote_due, until_next, take, kept_of, reply_of_kept
@@ -36,7 +37,7 @@ end
 local function moved_extras(job)
   local packed = packed_extras(job)
   local signal = job.extras.received and call('HGET', K.received, job.id)
-  local steps = job.extras.has_steps and Steps.travelling(job)
+  local steps = job.extras.has_steps and Steps.sent(job)
   return pack('>I4', #packed) .. packed .. (steps or '') .. (signal or ''), (signal and 2 or 0) + (steps and 4 or 0)
 end
 
