@@ -35,10 +35,10 @@ def meet(unit: Unit, dedup: Dedup, *, id_: str) -> Earlier | None:
 
     With ``debounce``, cancel an earlier job that has not started.
     """
-    holder = unit.sql.execute(_sql["find"], (unit.queue.key, dedup.key)).fetchone()
-    if holder is None or 0 < holder[2] <= unit.now_ms:
+    holder = _holder(unit, dedup.key, unit.now_ms)
+    if holder is None:
         return None
-    earlier = _earlier(unit, *holder[:2])
+    earlier = _earlier(unit, *holder)
     if dedup.mode == "throttle":
         return earlier
     if dedup.states:
@@ -60,6 +60,12 @@ def _meet_in_states(unit: Unit, dedup: Dedup, earlier: Earlier, *, id_: str) -> 
         _replace(unit, record, id_)
         return None
     return earlier if state in dedup.states else None
+
+
+def _holder(at: Unit | View, key: str, now_ms: int) -> tuple[str, int] | None:
+    """Return the id and incarnation of the job that holds a key; ``None`` if the key is free."""
+    row = at.sql.execute(_sql["find"], (at.queue.key, key)).fetchone()
+    return None if row is None or 0 < row[2] <= now_ms else (row[0], row[1])
 
 
 def _earlier(unit: Unit, id_: str, incarnation: int) -> Earlier:
@@ -92,12 +98,12 @@ def forget(unit: Unit, *, limit: int) -> int:
 
 def clear_dedup(unit: Unit, key: str) -> bool:
     """Free a key. Return whether a job held it."""
-    holder = unit.sql.execute(_sql["find"], (unit.queue.key, key)).fetchone()
+    was_held = _holder(unit, key, unit.now_ms) is not None
     unit.sql.execute(_sql["clear"], (unit.queue.key, key))
-    return holder is not None and not 0 < holder[2] <= unit.now_ms
+    return was_held
 
 
 def dedup_of(view: View, key: str) -> str | None:
     """Return the id of the job that holds a key."""
-    holder = view.sql.execute(_sql["find"], (view.queue.key, key)).fetchone()
-    return None if holder is None or 0 < holder[2] <= view.queue.clock() else str(holder[0])
+    holder = _holder(view, key, view.queue.clock())
+    return None if holder is None else holder[0]

@@ -170,8 +170,7 @@ def link(unit: Unit, id_: str, dependent: Dependent) -> None:
     """Add a dependent to the job of this id, and notify it immediately if the job has ended or does not exist."""
     record = unit.find([id_]).get(id_)
     if record is None or not _is_there(unit, record):
-        _send(unit, dependent, End(unit.queue.name, id_, "removed", None, not_found(unit.queue.name, id_)))
-        _deliver_ends(unit)
+        tell(unit, [dependent], End(unit.queue.name, id_, "removed", None, not_found(unit.queue.name, id_)))
     else:
         link_to(unit, record, [dependent])
 
@@ -186,9 +185,7 @@ def link_to(unit: Unit, record: Record, dependents: Sequence[Dependent]) -> None
         record.extras = msgspec.structs.replace(record.extras, has_later_dependents=True)
         unit.touch(record)
     if record.state in FINISHED:
-        for dependent in dependents:
-            _send(unit, dependent, _end(unit, record))
-    _deliver_ends(unit)
+        tell(unit, dependents, _end(unit, record))
 
 
 def ended(unit: Unit, record: Record) -> None:
@@ -206,16 +203,12 @@ def tell(unit: Unit, dependents: Iterable[Dependent], end: End) -> None:
 def refused(unit: Unit, job: NewJob, failure: Failure) -> None:
     """Notify the dependents of a job that was refused."""
     assert job.extras is not None
-    for dependent in job.extras.dependents or ():
-        _send(unit, dependent, End(unit.queue.name, job.id, "removed", None, failure))
-    _deliver_ends(unit)
+    tell(unit, job.extras.dependents or (), End(unit.queue.name, job.id, "removed", None, failure))
 
 
 def removed(unit: Unit, record: Record) -> None:
     """Notify the dependents of a failed or cancelled job that is deleted, so that none waits for its retry."""
-    for dependent in _dependents(unit, record):
-        _send(unit, dependent, End(unit.queue.name, record.id, "removed", None, None))
-    _deliver_ends(unit)
+    tell(unit, _dependents(unit, record), End(unit.queue.name, record.id, "removed", None, None))
 
 
 def _dependents(unit: Unit, record: Record) -> list[Dependent]:
