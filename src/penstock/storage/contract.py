@@ -139,7 +139,7 @@ class Storage(VerbsOnIds, Protocol):
     async def extend(
         self, queue: str, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None = None
     ) -> list[Extended]:
-        """Renew leases, and return for each whether its run should go on.
+        """Renew leases, and return for each whether its run should continue.
 
         ``cancel``: renewed, but the run should stop. ``expired``: renewed, but past its ttl. ``lost``: not renewed.
         ``info`` renews the worker's record, which the store forgets an hour after the last renewal.
@@ -230,7 +230,7 @@ class Storage(VerbsOnIds, Protocol):
         """Stop firing slots. Return false if the scheduler does not exist."""
 
     async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
-        """End the pause. ``next_ms`` replaces a slot that passed meanwhile."""
+        """End the pause. ``next_ms`` replaces a slot that has passed since."""
 
     async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
         """Make ``next_ms`` the next slot if it still is ``slot_ms``. Return whether it was."""
@@ -250,7 +250,7 @@ class Storage(VerbsOnIds, Protocol):
         """
 
     async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
-        """Retry up to ``limit`` failed jobs. A job that fails again meanwhile is not retried twice."""
+        """Retry up to ``limit`` failed jobs. A job that fails again is not retried twice."""
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
         """Return the id of the job that holds a dedup key; ``None`` if the key is free."""

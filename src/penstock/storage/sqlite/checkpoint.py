@@ -5,7 +5,7 @@ the log ends, then another connection starts the log over and commits, then the 
 log as copied, in the new one. Frames up to there are never copied: committed work is lost
 (https://sqlite.org/wal.html#walresetbug). The following rules exclude it with every version:
 
-- Our connections do not checkpoint when they commit (``connect`` sees to that); only ``Checkpoints`` does.
+- Our connections do not checkpoint when they commit (see ``connect``). Only ``Checkpoints`` does.
 - Only the holder of the write lock can append to the log or start it over. ``Checkpoints`` holds that lock, on the
   connection that writes, from before a checkpoint begins until after it ends. A passive checkpoint does not need the
   lock, so a second connection can run it meanwhile. (The other kinds need it, and without it become passive: they are

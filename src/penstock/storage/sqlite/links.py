@@ -23,7 +23,7 @@ _sql = statements("records")
 
 
 class Links:
-    """What happens to other jobs when a linked job changes."""
+    """The effects of changes to a linked job on other jobs."""
 
     def maybe_block(self, unit: Unit, record: Record, *, keeps_number: bool) -> bool:
         """Block a job that is about to wait, if its dependencies or its group require it. Return whether it was."""

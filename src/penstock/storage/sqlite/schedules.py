@@ -131,7 +131,7 @@ def pause_scheduler(unit: Unit, name: str) -> bool:
 
 
 def resume_scheduler(unit: Unit, name: str, *, next_ms: int | None = None) -> bool:
-    """End the pause. ``next_ms`` replaces a slot that passed meanwhile."""
+    """End the pause. ``next_ms`` replaces a slot that has passed since."""
     row = _find(unit, name)
     if row is None:
         return False

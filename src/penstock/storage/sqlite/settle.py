@@ -258,8 +258,8 @@ def _log(unit: Unit, record: Record, report_: Report) -> None:
     unit.sql.execute(_sql["trim_lines"], (record.key, gone))
 
 
-# The fast path, for almost every settle: all jobs completed, all leases are held, and there are no reruns and no
-# links except groups. It has the same result, but reads and writes half the columns of a whole record.
+# The fast path, for almost every settle: all jobs completed, all leases are held, none has a rerun, and none has
+# links other than its group. It has the same result, but reads and writes half the columns of a whole record.
 
 
 class _Held(msgspec.Struct, gc=False):

@@ -223,7 +223,7 @@ def step_data(name: str) -> str:
 
 
 def step_under_way(unit: Unit, job: Record) -> str:
-    """Return the last step that the present run has started and not ended, if it said so; else an empty text."""
+    """Return the last step that the current run has started and not ended, if it has said so; "" otherwise."""
     if job.packed_extras is None or not job.extras.has_steps:
         return ""
     row = unit.sql.execute(_sql["under_way"], (job.key, job.claimed_at)).fetchone()

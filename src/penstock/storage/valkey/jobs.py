@@ -111,7 +111,7 @@ def _shortened(options: Options) -> list[Any]:
 STATES: Final = dict(zip("swbacfx", State, strict=True))
 """The states by the letters of records and answers."""
 BLOCKED_BY: Final = dict(zip("ghi", get_args(BlockedBy), strict=True))
-"""What blocks a job, by the letters of its state record."""
+"""The reasons for blocking a job, by the letters of its state record."""
 _WHY_BLOCKED: Final = {
     ord(letter): BLOCKED_BY[letters[0]] for letters in ("gjk", "hm", "il") for letter in letters
 }

@@ -144,7 +144,7 @@ register('record_steps', function(keys, args)
   return reply
 end)
 
--- Read a key of steps. This does not put the job aside: whoever asks for its steps could not tell that some are missing.
+-- Read a key of steps. A damaged one is refused, and the job stays: a caller could not tell that some steps are missing.
 local function read(id, command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) == 'table' and reply.err then refuse('STEP', id) end
