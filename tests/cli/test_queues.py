@@ -35,7 +35,9 @@ def test_status_counts_jobs_by_queue_and_state(on_both: Shell) -> None:
     assert rows["b"]["completed_per_minute"] == 0.2
     assert (told["workers"], told["unattended"]) == (0, ["a"])
     table = on_both.ok("status", "-q", "a")
-    assert table.splitlines()[0].split()[:3] == ["queue", "scheduled", "waiting"]
+    store, columns, *_ = table.splitlines()
+    assert store == f"store {told['store']}"
+    assert columns.split()[:3] == ["queue", "scheduled", "waiting"]
     assert "no worker runs" in table
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 from textual.widgets import DataTable, Static
 
-from penstock import App
+from penstock import App, ResultTimeout
 from penstock.cli.connect import open_app
 from penstock.cli.output import wrapped
 from penstock.cli.parameters import Flags
@@ -225,6 +226,29 @@ def test_each_tool_proposes_the_same_worker(penstock: Shell, job: tuple[str, ...
     assert advice == [f"Start one with {remedy}."]
 
 
+def test_a_worker_on_another_store_is_told_by_the_path_of_this_one(penstock: Shell, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/penstock.db, namespace default"
+    penstock.environment["PENSTOCK_URL"] = "sqlite:///penstock.db"
+    penstock.ok("enqueue", "true", "--id", "a")
+    sentence = f"Start one with `penstock worker --commands -q default`. The store is {store}."
+    assert sentence in penstock.ok("why", "a")
+    assert sentence in " ".join(penstock.ok("show", "a").split())
+    assert sentence in penstock.refused("wait", "a", "--timeout", "10ms", code=6)
+    assert penstock.ok("status").startswith(f"store {store}\n")
+    assert ["ok", "store", store] == list(json.loads(penstock("doctor", "--json").stdout)[2].values())[:3]
+    with Terminal(penstock, "top", columns=200) as terminal:
+        terminal.read_until(store)
+        terminal.press("q")
+
+
+async def test_a_timeout_of_a_result_names_the_store(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    async with App(url) as app:
+        job = await app.queue("mail").enqueue(1, task="send")
+        with pytest.raises(ResultTimeout, match=re.escape(f"The store is {url}, namespace default.")):
+            await job.result(timeout="10ms")
+
+
 def test_jobs_that_need_different_workers_each_name_theirs(penstock: Shell) -> None:
     penstock.ok("enqueue", "true", "--id", "a")
     penstock.ok("enqueue", "--task", "send", "{}", "--id", "b")
@@ -246,7 +270,10 @@ def test_a_terminal_of_80_columns_shows_all_counts_and_whole_words(penstock: She
     penstock.ok("pause", "limited", "--for", "1h")
     with Terminal(penstock, "status", columns=80) as terminal:
         terminal.wait()
-        shown = terminal.text.replace("\r", "").splitlines()
+        # The path of the store may be longer than a line.
+        store, _, table = terminal.text.replace("\r", "").partition(", namespace default\n")
+        shown = table.splitlines()
+    assert store == f"store {store_of(penstock)}"
     assert "scheduled" in shown[0].split()
     assert max(map(len, shown)) <= 80
     assert "limited/late: It is not due until 20" in terminal.text

@@ -21,6 +21,7 @@ from penstock.cli.queues import ask
 from penstock.cli.settings import Settings
 from penstock.cli.status import Halt, held_jobs, read_causes, read_counts, read_halts, read_workers
 from penstock.client.causes import over_budget, ref_to
+from penstock.client.session import shown_store
 from penstock.client.situation import (
     at_second,
     command_line,
@@ -133,7 +134,7 @@ def doctor(flags: Flags, /, *, repair: bool, as_json: bool) -> int:
 
     async def examine(app: App) -> list[Finding]:
         storage = await app.connect()
-        findings = [*_libraries(), Finding("ok", "store", storage.url)]
+        findings = [*_libraries(), Finding("ok", "store", shown_store(app.url, app.namespace))]
         # Penstock checkpoints under the write lock, so the WAL-reset race of SQLite before 3.51.3 cannot happen.
         sqlite = Finding("ok", "sqlite", sqlite3.sqlite_version)
         findings += [sqlite] if is_local(app.url) else await _server(storage)

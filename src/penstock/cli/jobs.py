@@ -187,11 +187,10 @@ def _cut_note(shown: int, total: int | None) -> str:
 @click.pass_obj
 def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
     """Show a job and its timeline. For its output, run `penstock logs ID`."""
-    from penstock.client.why import explain
 
     async def read(app: App) -> tuple[JobInfo, Reason, list[StepInfo], list[Any], str]:
         job = await find_job(app, id, queue)
-        reason = await explain(await app.connect(), job.raw)
+        reason = await job.why()
         handle = app.job(job.ref)
         steps = await handle.steps() if job.raw.extras and job.raw.extras.has_steps else []
         try:

@@ -299,7 +299,7 @@ async def _watch(app: App, queue: str | None, every: float) -> None:
         while True:
             status = await read_status(app, queue)
             table = fitted(_COLUMNS, _rows(status), width=live.console.width, spare=_spare(status))
-            lines = [*_cause_lines(status), workers_line(status)]
+            lines = [_store_line(status), *_cause_lines(status), workers_line(status)]
             title = "\n".join(wrapped(line, live.console.width) for line in lines)
             live.update(rich_table(*table, title=title), refresh=True)
             await asyncio.sleep(every)
@@ -310,9 +310,15 @@ def _print(status: dict[str, Any], *, as_json: bool) -> None:
         print_json(status)
         return
     empty = f"no jobs yet in the store {status['store']}"
+    if status["queues"]:
+        click.echo(_store_line(status))
     print_table(_COLUMNS, _rows(status), empty=empty, spare=_spare(status))
     for line in (*_cause_lines(status), workers_line(status)):
         print_sentences(line)
+
+
+def _store_line(status: dict[str, Any]) -> str:
+    return f"store {status['store']}"
 
 
 def _spare(status: dict[str, Any]) -> list[str]:

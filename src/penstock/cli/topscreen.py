@@ -22,10 +22,11 @@ from penstock.cli.output import TROUBLE, fitted, span, sparkline
 from penstock.cli.status import KEYS, read_halts, read_status, workers_line
 from penstock.cli.toptable import Table
 from penstock.cli.waiting import LogFollower, unkept
+from penstock.client.session import shown_store
 from penstock.client.situation import at_second
 from penstock.client.why import explain
 from penstock.core.lifecycle import State
-from penstock.core.text import visible, visible_in_line, without_password
+from penstock.core.text import visible, visible_in_line
 from penstock.errors import EventsLost, PenstockError
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class TopScreen(TextualApp[None]):
         return jobs
 
     def _draw_head(self, line: str, *, trouble: bool) -> None:
-        text = Text(f"{visible_in_line(without_password(self._app.url))}  ")
+        text = Text(f"{shown_store(self._app.url, self._app.namespace)}  ")
         self.query_one("#head", Static).update(text.append(line, style=TROUBLE if trouble else ""))
 
     def _draw_queues(self) -> None:

@@ -13,7 +13,7 @@ from penstock.client.causes import Reason
 from penstock.client.limits import in_units
 from penstock.client.session import store_options
 from penstock.client.situation import commands_from_code, instant
-from penstock.client.why import explain
+from penstock.client.why import explain, in_store
 from penstock.core.flow import DependencyRecord, DependencyState
 from penstock.core.job import EMPTY_EXTRAS, JOB_FIELDS, Extras, Policy
 from penstock.core.lifecycle import State
@@ -140,7 +140,8 @@ class JobInfo(ExtrasFields):
         """Return why the job of this snapshot does not run, with the remedy; or that it runs, or how it finished."""
         app = self._source.app
         with commands_from_code(store_options(app.named)):
-            return await explain(await app.connect(), self.raw)
+            reason = await explain(await app.connect(), self.raw)
+        return in_store(reason, app.url, app.namespace)
 
     state = Field[State]("raw.state")
 

@@ -28,6 +28,7 @@ from penstock.client.causes import (
     unattended,
     unknown_task,
 )
+from penstock.client.session import shown_store
 from penstock.client.situation import (
     MOST_CHILDREN,
     NAMED,
@@ -73,6 +74,13 @@ async def explain(storage: Storage, job: Job) -> Reason:
         return reason
     pause = await read_pause(storage, situation, group if reason.kind == "group paused" else "")
     return reason_of(job, replace(situation, pause=pause))
+
+
+def in_store(reason: Reason, url: str, namespace: str | None) -> Reason:
+    """Add the store to the remedy for a queue without a worker: a worker may run on another store."""
+    if reason.kind != "no worker" or url.startswith("memory:"):
+        return reason
+    return replace(reason, remedy=f"{reason.remedy} The store is {shown_store(url, namespace)}.")
 
 
 async def explain_all(storage: Storage, jobs: Iterable[Job]) -> dict[tuple[str, str], Reason]:
