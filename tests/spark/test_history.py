@@ -8,7 +8,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.event import Event as LogEvent
 from penstock.errors import InvalidOption
 from penstock.spark import history
-from penstock.spark.history import syncing
+from penstock.spark.history import folding, syncing
 from penstock.spark.history.bronze import bronze_state
 from penstock.spark.history.tables import BronzeState, History, open_history
 from penstock.spark.store import Store
@@ -193,10 +192,8 @@ def test_silver_and_gold_made_in_small_slices_equal_those_made_at_once(
     shutil.copytree(tmp_path / "bits", tmp_path / "whole")
     whole = history.sync(url, tmp_path / "whole", spark=spark)
     held: list[int] = []
-    for name in ("silver", "gold", "steps"):
-        module = import_module(f"penstock.spark.history.{name}")
-        monkeypatch.setattr(module, "new_events", noting(module.new_events, held))
-    monkeypatch.setattr(import_module("penstock.spark.history.tables"), "_PER_SLICE", 30)
+    monkeypatch.setattr(folding, "new_events", noting(folding.new_events, held))
+    monkeypatch.setattr(folding, "_PER_SLICE", 30)
     bits = history.sync(url, tmp_path / "bits", spark=spark)
     assert (whole.silver, whole.gold) == (1, 1)
     assert bits.silver == bits.gold > 3

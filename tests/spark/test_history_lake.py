@@ -23,8 +23,9 @@ from penstock.errors import InvalidOption
 from penstock.spark import history
 from penstock.spark.delta import Conflict, Table, open_folder
 from penstock.spark.history.bronze import bronze_state
+from penstock.spark.history.folding import file_bounds, owners_of
 from penstock.spark.history.measures import bucket_of, percentile_rows
-from penstock.spark.history.tables import file_bounds, open_history, owners_of
+from penstock.spark.history.tables import open_history
 from tests.spark.busywork import happen
 from tests.spark.objectstore import object_store
 

@@ -35,17 +35,20 @@ async def chosen_queues(storage: Storage, options: ReadOptions) -> list[str]:
         return [check_queue(options.queue)]
     if options.subscribe:
         return [check_queue(name.strip()) for name in options.subscribe.split(",")]
+    return await matching_queues(storage, options.subscribe_pattern, what="subscribePattern")
+
+
+async def matching_queues(storage: Storage, pattern: str, *, what: str) -> list[str]:
+    """Return the queues whose names match. Raise ``InvalidOption`` if the pattern is not a valid regular expression."""
     try:
-        pattern = re.compile(options.subscribe_pattern)
+        regex = re.compile(pattern)
     except re.error as error:
-        raise InvalidOption(
-            f"subscribePattern={options.subscribe_pattern!r} is not a valid regular expression: {error}."
-        ) from None
-    return [name for name in await storage.queues() if pattern.fullmatch(name)]
+        raise InvalidOption(f"{what}={pattern!r} is not a valid regular expression: {error}.") from None
+    return [name for name in await storage.queues() if regex.fullmatch(name)]
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -78,9 +81,9 @@ def instant_ms(value: str | datetime, *, what: str) -> int:
         raise InvalidOption(
             f"{what} must be an ISO 8601 time (2026-01-31T12:00:00Z) or epoch milliseconds, got {value!r}."
         ) from None
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
     # Round up to the first millisecond that is not before the instant.
-    return -(-since // _MILLISECOND)
+    return -(-since // MILLISECOND)
 
 
 async def resolve(

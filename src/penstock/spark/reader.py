@@ -8,7 +8,7 @@ The readers apply some filters of a query themselves, to read less. Spark passes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -19,14 +19,19 @@ from pyspark.sql.types import StructType
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
-from penstock.spark.event_ranges import EventRange, chosen_queues, event_builder, plan_ranges, read_range
+from penstock.spark.event_ranges import (
+    EPOCH,
+    MILLISECOND,
+    EventRange,
+    chosen_queues,
+    event_builder,
+    plan_ranges,
+    read_range,
+)
 from penstock.spark.schemas import JobBuilder, ReadOptions
 from penstock.spark.store import Store
 
 Filters: TypeAlias = Sequence[Any]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class PushFilters:
@@ -78,7 +83,7 @@ def within(filters: Filters, column: str) -> Times:
     for filter in filters:
         if getattr(filter, "attribute", None) != (column,) or not _is_instant(getattr(filter, "value", None)):
             continue
-        at_ms = max((filter.value - _EPOCH) // _MILLISECOND, 0)
+        at_ms = max((filter.value - EPOCH) // MILLISECOND, 0)
         if isinstance(filter, (GreaterThan, GreaterThanOrEqual)):
             since.append(at_ms)
         elif isinstance(filter, (LessThan, LessThanOrEqual)):

@@ -5,7 +5,6 @@ Executors read ranges of the event logs, and write them straight from Arrow into
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from penstock.core.event import Event
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
-from penstock.spark.event_ranges import EventRange, read_range
+from penstock.spark.event_ranges import EventRange, matching_queues, read_range
 from penstock.spark.history.tables import BronzeState, EpochChange, History, Loss, Place, Range
 from penstock.spark.schemas import EVENTS, ReadOptions
 from penstock.spark.store import Store
@@ -182,11 +181,7 @@ async def queue_names(storage: Storage, queues: Sequence[str] | None, pattern: s
         raise InvalidOption("set queues or pattern, not both.")
     if queues is not None:
         return [check_queue(name) for name in queues]
-    try:
-        regex = re.compile(pattern or ".*")
-    except re.error as error:
-        raise InvalidOption(f"pattern={pattern!r} is not a valid regular expression: {error}.") from None
-    return [name for name in await storage.queues() if regex.fullmatch(name)]
+    return await matching_queues(storage, pattern or ".*", what="pattern")
 
 
 async def hold(storage: Storage, consumer: str, bronze: BronzeState, queues: Iterable[str]) -> None:

@@ -11,11 +11,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from penstock.spark.delta import Snapshot, Table
-from penstock.spark.history.bronze import bronze_state
+from penstock.spark.delta import Table
+from penstock.spark.history.folding import Fold, fold_forward, next_slice, owners_of
 from penstock.spark.history.measures import (
     GRAINS,
     OUT,
@@ -30,22 +29,7 @@ from penstock.spark.history.measures import (
     shaped,
 )
 from penstock.spark.history.silver import REMOVED
-from penstock.spark.history.tables import (
-    CAUSES,
-    Fold,
-    FoldState,
-    History,
-    Instants,
-    Placing,
-    fold_forward,
-    fold_state,
-    millis,
-    new_events,
-    next_state,
-    owners_of,
-    pending_files,
-    placing_between,
-)
+from penstock.spark.history.tables import CAUSES, FoldState, History, Instants, Placing, fold_state, millis
 
 _COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at", "run_ms")
 _JOB: Final = (
@@ -86,29 +70,23 @@ def summarise(spark: SparkSession, history: History) -> bool:
         Conflict: another sync committed to one of them first.
     """
     silver = fold_state(history.silver.load())
-    has_more = False
-    for table in (history.gold, history.causes):
-        base = table.load()
-        if fold_state(base).bronze < silver.bronze:
-            has_more |= _add(spark, history, table, base, upto=silver)
-    return has_more
+    has_more = [_add(spark, history, table, upto=silver) for table in (history.gold, history.causes)]
+    return any(has_more)
 
 
-def _add(spark: SparkSession, history: History, table: Table, base: Snapshot, *, upto: FoldState) -> bool:
-    bronze, known = history.bronze.load(), fold_state(base)
-    reached = next_state(bronze_state(history, bronze), known, replace(upto, open=known.open))
-    placing = placing_between(bronze_state(history, bronze), known.places, reached.places)
-    pending = pending_files(bronze.files, known.bronze, placing)
-    events = new_events(history.bronze, pending, placing, _COLUMNS)
-    fold: Fold = _Causes(history.bronze, placing)
+def _add(spark: SparkSession, history: History, table: Table, *, upto: FoldState) -> bool:
+    part = next_slice(history, table, upto)
+    if part is None:
+        return False
+    events = part.events(history, _COLUMNS)
     instants = periods_of(millis(events["at"]), np.asarray(events["run_ms"].to_numpy(), np.int64))
-    if table is history.gold:
-        steps = _steps(history, events, placing, has_losses=bool(upto.losses or upto.changes))
-        backlog, open = backlog_of(steps, known.open)
-        fold, reached = _Measures(history.bronze, placing, extra=backlog), replace(reached, open=open)
-        instants = np.unique(np.concatenate([instants, millis(backlog["at"])]))
-    fold_forward(spark, table, base, fold=fold, pending=pending, instants=instants, reached=reached)
-    return reached.bronze < upto.bronze
+    if table is history.causes:
+        return fold_forward(spark, table, part, fold=_Causes(history.bronze, part.placing), instants=instants)
+    steps = _steps(history, events, part.placing, has_losses=bool(upto.losses or upto.changes))
+    backlog, open = backlog_of(steps, part.known.open)
+    fold = _Measures(history.bronze, part.placing, extra=backlog)
+    instants = np.unique(np.concatenate([instants, millis(backlog["at"])]))
+    return fold_forward(spark, table, part, fold=fold, instants=instants, open=open)
 
 
 def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: bool) -> pa.Table:

@@ -300,17 +300,9 @@ def _workers(rows: Rows, start: int, length: int) -> Rows:
 def _causes(rows: Iterable[Mapping[str, Any]]) -> Rows:
     causes: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        cause = causes.setdefault(
-            (row["queue"], row["error_type"]),
-            {
-                "queue": row["queue"],
-                "name": row["error_type"],
-                "failed": 0,
-                "retried": 0,
-                "tasks": set(),
-                "example": "",
-            },
-        )
+        queue, name = key = row["queue"], row["error_type"]
+        new = {"queue": queue, "name": name, "failed": 0, "retried": 0, "tasks": set(), "example": ""}
+        cause = causes.setdefault(key, new)
         cause["failed"] += row["failed"]
         cause["retried"] += row["retried"]
         cause["tasks"].add(row["task"])

@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.history.tables import CAUSES, COUNTED, GOLD, KEYS, PERCENTILES, TIMED, Instants, millis
+from penstock.spark.history.tables import (
+    CAUSES,
+    COUNTED,
+    GOLD,
+    KEYS,
+    PERCENTILES,
+    TIMED,
+    Instants,
+    aggregated,
+    millis,
+    usd_micros,
+    where,
+)
 
 _GROWTH: Final = 1.02
 _LOG: Final = float(np.log(_GROWTH))
@@ -113,10 +124,7 @@ def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> p
 def _sum_parts(rows: pa.Table) -> pa.Table:
     """Return one row for each key, bucket and turn."""
     keys = [*KEYS, "what", "bucket", "turn"]
-    grouped = rows.group_by(keys, use_threads=False).aggregate([*_HOW.items(), ("times", "sum")])
-    how = {**_HOW, "times": "sum"}
-    columns = {name: grouped[name if name in keys else f"{name}_{how[name]}"] for name in PARTS.names}
-    return pa.table(columns, schema=PARTS)
+    return aggregated(rows, keys, {**_HOW, "times": "sum"}).select(PARTS.names).cast(PARTS)
 
 
 def _starts(events: pa.Table, unit: int) -> pa.Table:
@@ -130,29 +138,15 @@ def _counts(events: pa.Table, unit: int) -> pa.Table:
     rows = _starts(events, unit)
     values = {name: pc.cast(pc.is_in(kind, pa.array(types)), _LONG) for name, types in COUNTED.items()}
     values |= {
-        "run_ms": _where(pc.is_in(kind, pa.array(_RUN_ENDS)), events["run_ms"]),
-        "wait_max": _where(pc.equal(kind, "claimed"), events["wait_ms"]),
-        "cost": _where(pc.equal(kind, "claimed"), events["cost"]),
-        "usd_micros": _usd_micros(events),
+        "run_ms": where(pc.is_in(kind, pa.array(_RUN_ENDS)), events["run_ms"]),
+        "wait_max": where(pc.equal(kind, "claimed"), events["wait_ms"]),
+        "cost": where(pc.equal(kind, "claimed"), events["cost"]),
+        "usd_micros": usd_micros(events, pc.equal(kind, "used")),
     }
     values["run_max"] = values["run_ms"]
     for name, column in values.items():
         rows = rows.append_column(name, column)
-    how = [(name, _HOW[name]) for name in values]
-    grouped = rows.group_by(["start", *_NAMES], use_threads=False).aggregate(how)
-    return grouped.rename_columns({f"{name}_{way}": name for name, way in how})
-
-
-def _where(condition: Any, values: Any) -> Any:
-    return pc.if_else(condition, values, pa.scalar(None, values.type))
-
-
-def _usd_micros(events: pa.Table) -> pa.Array:
-    is_used = pc.equal(events["type"], "used")
-    if not pc.any(is_used).as_py():
-        return pa.nulls(events.num_rows, _LONG)
-    texts = _where(is_used, events["data"]).to_pylist()
-    return pa.array([msgspec.json.decode(text).get("usd") if text else None for text in texts], _LONG)
+    return aggregated(rows, ("start", *_NAMES), {name: _HOW[name] for name in values})
 
 
 def _durations(events: pa.Table, unit: int) -> Iterator[pa.Table]:
@@ -177,8 +171,7 @@ def _busy(events: pa.Table, unit: int, since_ms: int) -> pa.Table:
     within = np.minimum(ended[index], start + unit) - np.maximum(began[index], start)
     rows = runs.select(list(_NAMES)).take(pa.array(index))
     rows = rows.append_column("start", pa.array(start)).append_column("busy_ms", pa.array(within))
-    grouped = rows.group_by(["start", *_NAMES], use_threads=False).aggregate([("busy_ms", "sum")])
-    return grouped.rename_columns({"busy_ms_sum": "busy_ms"})
+    return aggregated(rows, ("start", *_NAMES), {"busy_ms": "sum"})
 
 
 def spanned(began: Instants, ended: Instants, unit: int) -> tuple[Instants, Instants]:
@@ -247,10 +240,8 @@ def merged_measures(parts: pa.Table) -> pa.Table:
     """Merge parts into rows of gold, in order."""
     parts = parts.sort_by("turn")
     sums = parts.filter(pc.equal(parts["what"], ""))
-    grouped = sums.group_by([*KEYS], use_threads=False).aggregate([*_HOW.items()])
-    grouped = grouped.rename_columns({f"{name}_{how}": name for name, how in _HOW.items()})
     order = [(name, "ascending") for name in ("at", "grain", "dimension", "queue", "name")]
-    rows = grouped.sort_by(order)
+    rows = aggregated(sums, KEYS, _HOW).sort_by(order)
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
     columns |= {name: pc.fill_null(rows[name], 0) for name in COUNTED}
     columns["usd"] = pc.divide(pc.cast(rows["usd_micros"], _DOUBLE), 1e6)
@@ -300,8 +291,6 @@ def causes_of(events: pa.Table) -> pa.Table:
 
 def merged_causes(rows: pa.Table) -> pa.Table:
     """Return one row for each period and cause, in order."""
-    keys = ["at", "grain", "queue", "task", "error_type"]
-    how = [("failed", "sum"), ("retried", "sum"), ("example", "max")]
-    grouped = rows.group_by(keys, use_threads=False).aggregate(how)
-    named = grouped.rename_columns({f"{name}_{way}": name for name, way in how})
-    return named.sort_by([(name, "ascending") for name in keys]).select(CAUSES.names).cast(CAUSES)
+    keys = ("at", "grain", "queue", "task", "error_type")
+    causes = aggregated(rows, keys, {"failed": "sum", "retried": "sum", "example": "max"})
+    return causes.sort_by([(name, "ascending") for name in keys]).select(CAUSES.names).cast(CAUSES)

@@ -19,22 +19,18 @@ from pyspark.sql import SparkSession
 
 from penstock.core.lifecycle import OPEN
 from penstock.spark.delta import Table
-from penstock.spark.history.bronze import bronze_state
+from penstock.spark.history.folding import Fold, fold_forward, next_slice
 from penstock.spark.history.tables import (
     SILVER,
     BronzeState,
-    Fold,
     FoldState,
     History,
     Placing,
-    fold_forward,
-    fold_state,
+    aggregated,
     millis,
-    new_events,
-    next_state,
-    pending_files,
     place_number,
-    placing_between,
+    usd_micros,
+    where,
 )
 
 KEYS: Final = ("queue", "id", "incarnation")
@@ -70,21 +66,21 @@ def partial_rows(events: pa.Table) -> pa.Table:
 
     enqueued, claimed = of("enqueued"), of("claimed")
     values: dict[str, Any] = {
-        "priority": _where(enqueued, events["priority"]),
-        "cost": _where(enqueued, events["cost"]),
-        "first_claimed_at": _where(claimed, at),
-        "last_claimed_at": _where(claimed, at),
-        "finished_at": _where(of(*_ENDS), at),
-        "removed_at": _where(of(REMOVED), at),
+        "priority": where(enqueued, events["priority"]),
+        "cost": where(enqueued, events["cost"]),
+        "first_claimed_at": where(claimed, at),
+        "last_claimed_at": where(claimed, at),
+        "finished_at": where(of(*_ENDS), at),
+        "removed_at": where(of(REMOVED), at),
         "runs": claimed,
         "failures": of(*_FAILURES),
         "stalls": of("stalled"),
         "retries": of("retrying", "retried"),
-        "last_wait_ms": _where(claimed, events["wait_ms"]),
-        "last_run_ms": _where(pc.greater(events["run_ms"], 0), events["run_ms"]),
-        "payload_size": _where(enqueued, events["size"]),
-        "result_size": _where(of("completed"), events["size"]),
-        "usd_micros": _usd(events, of("used")),
+        "last_wait_ms": where(claimed, events["wait_ms"]),
+        "last_run_ms": where(pc.greater(events["run_ms"], 0), events["run_ms"]),
+        "payload_size": where(enqueued, events["size"]),
+        "result_size": where(of("completed"), events["size"]),
+        "usd_micros": usd_micros(events, of("used")),
         "first_type": events["type"],
         "first_place": events["place"],
         "first_seen_at": at,
@@ -98,30 +94,17 @@ def _silver(columns: Mapping[str, Any]) -> pa.Table:
     return pa.table([pc.cast(columns[field.name], field.type) for field in SILVER], schema=SILVER)
 
 
-def _where(condition: Any, values: Any) -> Any:
-    return pc.if_else(condition, values, pa.scalar(None, values.type))
-
-
-def _usd(events: pa.Table, is_used: pa.Array) -> pa.Array:
-    """Return the US dollars, in millionths, of usage events."""
-    texts = _where(is_used, events["data"]).to_pylist() if pc.any(is_used).as_py() else [None] * len(events)
-    return pa.array(
-        [int(msgspec.json.decode(text).get("usd", 0)) if text else 0 for text in texts], pa.int64()
-    )
-
-
 def merged(rows: pa.Table) -> pa.Table:
     """Return one row per job, from rows of silver and of events in any order. The result can be merged again."""
     rows = rows.sort_by("place")
     failed = pc.not_equal(rows["error_type"], "")
-    known = {name: _where(pc.not_equal(rows[name], ""), rows[name]) for name in _TEXTS}
-    known["error"] = _where(failed, rows["error"])
+    known = {name: where(pc.not_equal(rows[name], ""), rows[name]) for name in _TEXTS}
+    known["error"] = where(failed, rows["error"])
     table = pa.table([known.get(name, rows[name]) for name in SILVER.names], names=SILVER.names)
-    grouped = table.group_by([*KEYS], use_threads=False).aggregate([*_HOW.items()])
-    columns = {name: grouped[f"{name}_{how}"] for name, how in _HOW.items()}
-    columns |= {name: pc.fill_null(columns[name], "") for name in _TEXTS}
-    columns |= {name: pc.fill_null(columns[name], 0) for name in _SUMS}
-    return _silver(columns | {name: grouped[name] for name in KEYS})
+    jobs = aggregated(table, KEYS, _HOW)
+    filled = {name: pc.fill_null(jobs[name], "") for name in _TEXTS}
+    filled |= {name: pc.fill_null(jobs[name], 0) for name in _SUMS}
+    return _silver({name: filled.get(name, jobs[name]) for name in SILVER.names})
 
 
 def jobs_of(rows: pa.Table) -> pa.Table:
@@ -131,7 +114,7 @@ def jobs_of(rows: pa.Table) -> pa.Table:
     is_open = pc.is_in(jobs["state"], pa.array(OPEN_STATES))
     was_open = pc.and_(pc.is_valid(jobs["removed_at"]), is_open)
     state = pc.if_else(was_open, REMOVED, jobs["state"])
-    ended = _where(pc.invert(pc.is_in(state, pa.array(OPEN_STATES))), jobs["finished_at"])
+    ended = where(pc.invert(pc.is_in(state, pa.array(OPEN_STATES))), jobs["finished_at"])
     columns = {name: jobs[name] for name in SILVER.names} | {
         "state": state,
         "finished_at": pc.if_else(pc.equal(state, REMOVED), jobs["removed_at"], ended),
@@ -262,28 +245,20 @@ def fold(spark: SparkSession, history: History) -> bool:
     Raises:
         Conflict: another sync committed first. Nothing was committed.
     """
-    events, base = history.bronze.load(), history.silver.load()
-    bronze, known = bronze_state(history, events), fold_state(base)
-    upto = FoldState(
-        bronze=events.number, places=bronze.places, losses=len(bronze.losses), changes=len(bronze.changes)
-    )
-    if known == upto:
+    part = next_slice(history, history.silver)
+    if part is None:
         return False
-    reached = next_state(bronze, known, upto)
-    placing = placing_between(bronze, known.places, reached.places)
-    pending = pending_files(events.files, known.bronze, placing)
-    new = new_events(history.bronze, pending, placing, _COLUMNS)
-    marks = [mark for mark in marks_between(bronze, known) if placing.passes(mark.queue, mark.found)]
-    marks += obliterations(new)
-    fold_forward(
+    events = part.events(history, _COLUMNS)
+    marks = [
+        mark for mark in marks_between(part.bronze, part.known) if part.placing.passes(mark.queue, mark.found)
+    ]
+    marks += obliterations(events)
+    return fold_forward(
         spark,
         history.silver,
-        base,
-        fold=_Jobs(history.bronze, placing, marks),
-        pending=pending,
-        instants=millis(new["enqueued_at"].drop_null()),
-        reached=reached,
+        part,
+        fold=_Jobs(history.bronze, part.placing, marks),
+        instants=millis(events["enqueued_at"].drop_null()),
         # A mark may affect any job.
         is_everything=bool(marks),
     )
-    return reached != upto

@@ -13,20 +13,8 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from penstock.core.lifecycle import EventType
-from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.tables import (
-    STEPS,
-    Fold,
-    FoldState,
-    History,
-    fold_forward,
-    fold_state,
-    millis,
-    new_events,
-    next_state,
-    pending_files,
-    placing_between,
-)
+from penstock.spark.history.folding import Fold, fold_forward, next_slice
+from penstock.spark.history.tables import STEPS, History, aggregated, millis
 
 _KEYS: Final = ("queue", "id", "incarnation", "name", "key")
 _COLUMNS: Final = ("queue", "epoch", "seq", "type", "enqueued_at")
@@ -99,9 +87,7 @@ def _recorded(events: pa.Table) -> pa.Table:
 
 def merged(rows: pa.Table) -> pa.Table:
     """Return one row per step, from rows in any order. The result can be merged again."""
-    grouped = rows.sort_by("place").group_by([*_KEYS], use_threads=False).aggregate([*_HOW.items()])
-    named = grouped.rename_columns({f"{name}_{how}": name for name, how in _HOW.items()})
-    return named.select(STEPS.names).cast(STEPS)
+    return aggregated(rows.sort_by("place"), _KEYS, _HOW).select(STEPS.names).cast(STEPS)
 
 
 class _Steps(Fold):
@@ -121,22 +107,9 @@ def fold(spark: SparkSession, history: History) -> bool:
     Raises:
         Conflict: another sync committed first. Nothing was committed.
     """
-    events, base = history.bronze.load(), history.steps.load()
-    bronze, known = bronze_state(history, events), fold_state(base)
-    if known.bronze == events.number:
+    part = next_slice(history, history.steps)
+    if part is None:
         return False
-    upto = FoldState(bronze=events.number, places=bronze.places)
-    reached = next_state(bronze, known, upto)
-    placing = placing_between(bronze, known.places, reached.places)
-    pending = pending_files(events.files, known.bronze, placing)
-    new = _recorded(new_events(history.bronze, pending, placing, _COLUMNS))
-    fold_forward(
-        spark,
-        history.steps,
-        base,
-        fold=_Steps(history.bronze, placing),
-        pending=pending if new.num_rows else [],
-        instants=millis(new["enqueued_at"]),
-        reached=reached,
-    )
-    return reached != upto
+    events = _recorded(part.events(history, _COLUMNS))
+    fold = _Steps(history.bronze, part.placing)
+    return fold_forward(spark, history.steps, part, fold=fold, instants=millis(events["enqueued_at"]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -155,6 +155,17 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0
 
 
+class SyncOptions(TypedDict, total=False):
+    """Options of ``sync``."""
+
+    queues: Sequence[str] | None
+    pattern: str | None
+    spark: SparkSession | None
+    max_events: int | None
+    upto: Layer
+    storage_options: Mapping[str, str] | None
+
+
 def sync(
     url: str,
     path: str | Path,
@@ -209,17 +220,12 @@ def follow(
     url: str,
     path: str | Path,
     *,
-    queues: Sequence[str] | None = None,
-    pattern: str | None = None,
-    spark: SparkSession | None = None,
-    max_events: int | None = None,
-    upto: Layer = "gold",
-    storage_options: Mapping[str, str] | None = None,
     every: str | float = "30s",
     stop: Event | None = None,
     on_sync: Callable[[SyncReport], object] | None = None,
+    **options: Unpack[SyncOptions],
 ) -> None:
-    """Sync repeatedly until ``stop`` is set, which is safe from any thread.
+    """Sync repeatedly, with the options of ``sync``, until ``stop`` is set, which is safe from any thread.
 
     The pause is ``every``, but at least as long as the previous sync took, so that syncs use at most half of the time.
     If the store cannot be read, the next turn tries again.
@@ -229,21 +235,12 @@ def follow(
     """
     pause = milliseconds(every, what="every") / 1000
     stop = stop or Event()
-    spark = spark or session()
+    options["spark"] = options.get("spark") or session()
     is_first = True
     while not stop.is_set():
         began = time.monotonic()
         try:
-            report = sync(
-                url,
-                path,
-                queues=queues,
-                pattern=pattern,
-                spark=spark,
-                max_events=max_events,
-                upto=upto,
-                storage_options=storage_options,
-            )
+            report = sync(url, path, **options)
         except StorageError:
             if is_first:
                 raise
