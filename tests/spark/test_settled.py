@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock.spark as ps
 from penstock.errors import InvalidInput
-from penstock.spark.processing import enqueue, plan
+from penstock.spark.processing import intake, plan
 from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.request import Request
 from penstock.spark.processing.settled import row_hashes
@@ -34,7 +34,7 @@ def tasks(file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan the rows in this process, or have Spark do it; look the rows up in the index, or the index in the rows."""
     if request.param == "many rows":
-        monkeypatch.setattr(enqueue, "_FEW", -1)
+        monkeypatch.setattr(intake, "_FEW", -1)
     elif request.param == "few new rows":
         monkeypatch.setattr(Request, "follows", True)
 
@@ -109,7 +109,7 @@ def test_a_key_with_a_settled_and_another_payload_is_refused(
 def test_the_first_run_of_an_output_judges_no_row_and_its_index_holds(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enqueue, "_FEW", -1)
+    monkeypatch.setattr(intake, "_FEW", -1)
     output, rows = tmp_path / "doubles", numbers(spark, ("a", 1), ("b", 2))
     with monkeypatch.context() as patch:
         for name in ("_check_rows", "_with_verdicts", "_newest_rows"):
@@ -141,13 +141,13 @@ def test_settled_rows_are_neither_taken_nor_looked_up(
     rows = [(f"k{n}", n) for n in range(50)]
     do(numbers(spark, *rows), tasks.double, output)
     asked: list[int] = []
-    look_up = Ledger.ends_by
+    look_up = Ledger.newest_outcomes
 
-    def count(self: Ledger, ids: list[str], files: list[str] | None = None) -> Any:
+    def count(self: Ledger, ids: list[str]) -> Any:
         asked.append(len(ids))
-        return look_up(self, ids, files)
+        return look_up(self, ids)
 
-    monkeypatch.setattr(Ledger, "ends_by", count)
+    monkeypatch.setattr(Ledger, "newest_outcomes", count)
     assert do(numbers(spark, *rows), tasks.double, output).plan.done == 50
     assert do(numbers(spark, *rows, ("new", 1)), tasks.double, output).completed == 1
     assert asked == [0, 1]
@@ -156,8 +156,8 @@ def test_settled_rows_are_neither_taken_nor_looked_up(
 def test_positions_make_the_bitmaps_that_spark_makes(spark: SparkSession) -> None:
     positions = [0, 1, 2, 9, 32_767, 32_768, 32_769, 65_536, 65_537, 1_000_000]
     frame = spark.createDataFrame([(0, position) for position in positions], "kind int, position long")
-    ((_, expected),) = enqueue._bitmaps(frame)[0].items()
-    assert enqueue._bitmaps_of(positions) == expected
+    ((_, expected),) = intake._bitmaps(frame)[0].items()
+    assert intake._bitmaps_of(positions) == expected
 
 
 def test_a_run_of_one_row_takes_few_spark_jobs(

@@ -35,23 +35,17 @@ __all__ = [
     "write_report",
 ]
 
-_MODULES = {
-    "Archived": "penstock.spark.archiving",
-    "Cancelled": "penstock.spark.operate",
-    "Fleet": "penstock.spark.executors",
-    "FleetReport": "penstock.spark.executors",
-    "Processed": "penstock.spark.processing.result",
-    "Retried": "penstock.spark.operate",
-    "WriteReport": "penstock.spark.sink",
-    "archive": "penstock.spark.archiving",
-    "cancel": "penstock.spark.operate",
-    "fleet": "penstock.spark.executors",
-    "latest": "penstock.spark.processing.ledger",
-    "process": "penstock.spark.processing.entry",
-    "retry": "penstock.spark.operate",
-    "session": "penstock.spark.local",
-    "write_report": "penstock.spark.sink",
+_NAMES = {
+    "archiving": ("Archived", "archive"),
+    "executors": ("Fleet", "FleetReport", "fleet"),
+    "local": ("session",),
+    "operate": ("Cancelled", "Retried", "cancel", "retry"),
+    "processing.entry": ("process",),
+    "processing.ledger": ("latest",),
+    "processing.result": ("Processed",),
+    "sink": ("WriteReport", "write_report"),
 }
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from hashlib import blake2b
@@ -250,55 +251,48 @@ def archive(
     )
 
 
+@dataclass(frozen=True)
 class _Transfer:
     """A transfer from the store to the journal (``begin``), and from there to the table (``finish``)."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        table: ArchiveTable,
-        journal: Journal,
-        source: ArchiveSource,
-        lease_check: LeaseCheck,
-    ) -> None:
-        self._spark = spark
-        self._table = table
-        self._journal = journal
-        self._source = source
-        self._lease_check = lease_check
+    spark: SparkSession
+    table: ArchiveTable
+    journal: Journal
+    source: ArchiveSource
+    lease_check: LeaseCheck
 
     def begin(self, states: Sequence[str], before: datetime) -> None:
         options = {
-            "url": self._source.url,
-            "queue": self._source.queue,
+            "url": self.source.url,
+            "queue": self.source.queue,
             "kind": "jobs",
             "state": ",".join(states),
         }
-        jobs = self._spark.read.format("penstock").schema(COLUMNS).options(**options).load()
-        self._journal.write(jobs.where(F.col("finished_at") <= F.lit(before)))
+        jobs = self.spark.read.format("penstock").schema(COLUMNS).options(**options).load()
+        self.journal.write(jobs.where(F.col("finished_at") <= F.lit(before)))
 
     def finish_left(self) -> int:
         """Archive the jobs in the journals of killed calls, and return their number."""
-        rows = self._journal.read_left()
+        rows = self.journal.read_left()
         if rows is None:
             return 0
 
         def todo() -> DataFrame:
             # Skip torn rows: their jobs are still in the store, and are copied again.
             return self._without_archived(rows.dropDuplicates(_KEY)).mapInArrow(
-                drop_torn(self._source), COLUMNS
+                drop_torn(self.source), COLUMNS
             )
 
         archived, _ = self._publish(todo(), left=todo)
-        self._journal.clear_left()
+        self.journal.clear_left()
         return archived
 
     def finish(self) -> tuple[int, int]:
         """Archive the copied jobs. Return how many were archived, and how many stay in the store."""
         self._check_held()
-        rows = self._journal.read()
+        rows = self.journal.read()
         done = self._publish(rows, left=lambda: self._without_archived(rows))
-        self._journal.clear()
+        self.journal.clear()
         return done
 
     def _publish(self, rows: DataFrame, left: Callable[[], DataFrame]) -> tuple[int, int]:
@@ -309,42 +303,42 @@ class _Transfer:
             return 0, 0
         self._check_held()
         try:
-            self._table.append(rows.mapInArrow(remove_jobs(self._source), COLUMNS))
+            self.table.append(rows.mapInArrow(remove_jobs(self.source), COLUMNS))
         except Exception:
             # Another holder may have made this commit, or removed its staged files.
             self._check_held()
             raise
         kept = left().count()
-        if kept and count_verdicts(left(), self._source)["gone"]:
+        if kept and count_verdicts(left(), self.source)["gone"]:
             raise ArchiveTorn(
-                f"some jobs that were removed from the store are not in {self._table.output}. They are in the journal: "
+                f"some jobs that were removed from the store are not in {self.table.output}. They are in the journal: "
                 "call archive again to move them."
             )
         return count - kept, kept
 
     def _check_held(self) -> None:
         """Raise ``OutputLost`` if another call has taken over the output."""
-        with Store(self._source.url) as store:
-            if store.run(self._lease_check.is_held(store.storage)):
+        with Store(self.source.url) as store:
+            if store.run(self.lease_check.is_held(store.storage)):
                 return
         raise OutputLost(
-            f"this call was away for longer than its lease, and another has taken over {self._table.output}. The "
+            f"this call was away for longer than its lease, and another has taken over {self.table.output}. The "
             "jobs that it removed are in the table or in a journal: call archive again to move them."
         )
 
     def _compare(self, rows: DataFrame) -> int:
         """Return the number of rows. Raise ``ArchiveTorn`` if one differs from its job although the job has not
         changed; clear the journal first, so that the next call starts over."""
-        verdicts = count_verdicts(rows, self._source)
+        verdicts = count_verdicts(rows, self.source)
         if torn := verdicts["torn"]:
-            self._journal.clear()
+            self.journal.clear()
             raise ArchiveTorn(
-                f"{torn} jobs in {self._journal.folder} differ from the store. This call removed and archived nothing."
+                f"{torn} jobs in {self.journal.folder} differ from the store. This call removed and archived nothing."
             )
         return sum(verdicts.values())
 
     def _without_archived(self, rows: DataFrame) -> DataFrame:
-        archived = self._table.read()
+        archived = self.table.read()
         if archived is None:
             return rows
         # Compare the finish time as well: a store that was emptied numbers incarnations from 1 again.

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec.inspect as known
 import pyspark.sql.types as T
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from penstock.errors import InvalidInput
 
@@ -23,12 +22,12 @@ class ColumnKind(NamedTuple):
     type for results with one of the hints in ``results``."""
 
     name: str
-    types: tuple[type[DataType], ...]
+    types: tuple[type[T.DataType], ...]
     hints: _Hints = ()
+    result: T.DataType | None = None
+    results: _Hints = ()
     is_key: bool = False
     is_map_key: bool = False
-    result: DataType | None = None
-    results: _Hints = ()
 
 
 _BYTES: Final = (known.BytesType, known.ByteArrayType, known.MemoryViewType)
@@ -57,95 +56,54 @@ _FROM_TEXT: Final = (
 # Durations and times of day become text, because neither Delta Lake nor older Spark releases can store them.
 _TEXT_RESULTS: Final = (known.StrType, known.UUIDType, known.TimeType, known.TimeDeltaType)
 
+_INTEGERS: Final = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FOR_INTEGERS: Final = (known.IntType, known.FloatType, known.DecimalType, known.EnumType, known.LiteralType)
+_TEXTS: Final = (T.StringType, T.VarcharType, T.CharType)
+# Requires pyspark 4.1.
+_TIMES: Final = (T.TimeType,) if hasattr(T, "TimeType") else ()
+
+
+def _scalar(
+    name: str, types: tuple[type[T.DataType], ...], hints: _Hints, result: T.DataType, results: _Hints = ()
+) -> ColumnKind:
+    """Return a kind whose values identify rows and entries of maps. By default, the first hint is that of results."""
+    return ColumnKind(name, types, hints, result, results or hints[:1], is_key=True, is_map_key=True)
+
+
 KINDS: Final = (
     ColumnKind("void", (T.NullType,)),
     ColumnKind(
         "boolean",
         (T.BooleanType,),
         (known.BoolType, known.LiteralType),
+        T.BooleanType(),
+        (known.BoolType,),
         is_key=True,
-        result=T.BooleanType(),
-        results=(known.BoolType,),
     ),
-    ColumnKind(
-        "tinyint, smallint, int, bigint",
-        (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
-        (known.IntType, known.FloatType, known.DecimalType, known.EnumType, known.LiteralType),
-        is_key=True,
-        is_map_key=True,
-        result=T.LongType(),
-        results=(known.IntType,),
+    _scalar("tinyint, smallint, int, bigint", _INTEGERS, _FOR_INTEGERS, T.LongType()),
+    _scalar(
+        "float, double", (T.FloatType, T.DoubleType), (known.FloatType, known.DecimalType), T.DoubleType()
     ),
-    ColumnKind(
-        "float, double",
-        (T.FloatType, T.DoubleType),
-        (known.FloatType, known.DecimalType),
-        is_key=True,
-        is_map_key=True,
-        result=T.DoubleType(),
-        results=(known.FloatType,),
-    ),
-    ColumnKind(
-        "decimal",
-        (T.DecimalType,),
-        (known.DecimalType, known.StrType),
-        is_key=True,
-        is_map_key=True,
-        result=T.DecimalType(38, 18),
-        results=(known.DecimalType,),
-    ),
-    ColumnKind(
-        "string, char, varchar",
-        (T.StringType, T.VarcharType, T.CharType),
-        _FROM_TEXT,
-        is_key=True,
-        is_map_key=True,
-        result=T.StringType(),
-        results=_TEXT_RESULTS,
-    ),
-    ColumnKind(
-        "date",
-        (T.DateType,),
-        (known.DateType, known.StrType),
-        is_key=True,
-        is_map_key=True,
-        result=T.DateType(),
-        results=(known.DateType,),
-    ),
-    ColumnKind(
+    _scalar("decimal", (T.DecimalType,), (known.DecimalType, known.StrType), T.DecimalType(38, 18)),
+    _scalar("string, char, varchar", _TEXTS, _FROM_TEXT, T.StringType(), _TEXT_RESULTS),
+    _scalar("date", (T.DateType,), (known.DateType, known.StrType), T.DateType()),
+    _scalar(
         "timestamp, timestamp_ntz",
         (T.TimestampType, T.TimestampNTZType),
         (known.DateTimeType, known.StrType),
-        is_key=True,
-        is_map_key=True,
-        result=T.TimestampType(),
-        results=(known.DateTimeType,),
+        T.TimestampType(),
     ),
-    # Requires pyspark 4.1.
-    ColumnKind(
-        "time",
-        (T.TimeType,) if hasattr(T, "TimeType") else (),
-        (known.TimeType, known.StrType),
-        is_map_key=True,
-    ),
+    ColumnKind("time", _TIMES, (known.TimeType, known.StrType), is_map_key=True),
     ColumnKind(
         "interval day to second",
         (T.DayTimeIntervalType,),
         (known.TimeDeltaType, known.StrType),
         is_map_key=True,
     ),
-    ColumnKind(
-        "binary",
-        (T.BinaryType,),
-        (*_BYTES, known.StrType),
-        is_key=True,
-        is_map_key=True,
-        result=T.BinaryType(),
-        results=_BYTES,
-    ),
-    ColumnKind("array", (ArrayType,), _ARRAYS, is_key=True),
-    ColumnKind("struct", (StructType,), OBJECTS, is_key=True),
-    ColumnKind("map", (MapType,), OBJECTS),
+    _scalar("binary", (T.BinaryType,), (*_BYTES, known.StrType), T.BinaryType(), _BYTES),
+    ColumnKind("array", (T.ArrayType,), _ARRAYS, is_key=True),
+    ColumnKind("struct", (T.StructType,), OBJECTS, is_key=True),
+    ColumnKind("map", (T.MapType,), OBJECTS),
     ColumnKind("variant", (T.VariantType,)),
 )
 
@@ -153,18 +111,18 @@ _BY_TYPE: Final = {type: kind for kind in KINDS for type in kind.types}
 _BY_HINT: Final = {hint: kind.result for kind in KINDS for hint in kind.results}
 
 
-def kind_of(type: DataType) -> ColumnKind | None:
+def kind_of(type: T.DataType) -> ColumnKind | None:
     """Return the kind of a type, or ``None`` if a job cannot hold its values."""
     return _BY_TYPE.get(type.__class__)
 
 
-def spark_type(hint: known.Type) -> DataType | None:
+def spark_type(hint: known.Type) -> T.DataType | None:
     """Return the column type for results with a scalar hint, or ``None``."""
     return _BY_HINT.get(hint.__class__)
 
 
 def check_columns(
-    schema: StructType, columns: Sequence[str], *, key: Sequence[str] = (), ignore_case: bool = False
+    schema: T.StructType, columns: Sequence[str], *, key: Sequence[str] = (), ignore_case: bool = False
 ) -> None:
     """Check that a job can hold the values of these columns, and that ``key`` columns can identify a row.
     Set ``ignore_case`` if Spark does not distinguish ``a`` and ``A``.
@@ -181,7 +139,7 @@ def check_columns(
             _check_key(name, type)
 
 
-def _check_name(schema: StructType, name: str, *, ignore_case: bool) -> None:
+def _check_name(schema: T.StructType, name: str, *, ignore_case: bool) -> None:
     names = schema.fieldNames()
     same = [other for other in names if other == name or (ignore_case and other.lower() == name.lower())]
     if len(same) > 1:
@@ -201,25 +159,25 @@ _NO_MAP_KEY: Final = (
 _SAME_NAMES: Final = "with two members of the same name. Rename one of them."
 
 
-def _unsupported(path: str, type: DataType) -> Iterator[tuple[str, DataType, str]]:
+def _unsupported(path: str, type: T.DataType) -> Iterator[tuple[str, T.DataType, str]]:
     """Yield the path, type and remedy of each part of a type that a job cannot hold."""
     if kind_of(type) is None:
         yield path, type, _NO_VALUE
-    elif isinstance(type, ArrayType):
+    elif isinstance(type, T.ArrayType):
         yield from _unsupported(f"{path}[]", type.elementType)
-    elif isinstance(type, StructType):
+    elif isinstance(type, T.StructType):
         if len(set(type.fieldNames())) < len(type):
             yield path, type, _SAME_NAMES
         for field in type:
             yield from _unsupported(f"{path}.{field.name}", field.dataType)
-    elif isinstance(type, MapType):
+    elif isinstance(type, T.MapType):
         kind = kind_of(type.keyType)
         if kind is None or not kind.is_map_key:
             yield f"{path} (keys)", type.keyType, _NO_MAP_KEY
         yield from _unsupported(f"{path}{{}}", type.valueType)
 
 
-def _check_key(path: str, type: DataType) -> None:
+def _check_key(path: str, type: T.DataType) -> None:
     kind = kind_of(type)
     if kind is None or not kind.is_key:
         raise InvalidInput(
@@ -227,9 +185,9 @@ def _check_key(path: str, type: DataType) -> None:
             "dates, timestamps or bytes."
         )
     members: list[Any] = []
-    if isinstance(type, ArrayType):
+    if isinstance(type, T.ArrayType):
         members = [(f"{path}[]", type.elementType)]
-    elif isinstance(type, StructType):
+    elif isinstance(type, T.StructType):
         members = [(f"{path}.{field.name}", field.dataType) for field in type]
     for member in members:
         _check_key(*member)

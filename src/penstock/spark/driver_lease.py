@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 import msgspec
@@ -77,9 +77,7 @@ class DriverLease(ABC):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._lease is not None
         assert self._thread is not None
         self._stop.set()

@@ -5,44 +5,34 @@ from __future__ import annotations
 import asyncio
 import platform
 import re
-from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.client.app import App
 from penstock.client.imports import find
 from penstock.errors import InvalidOption, PenstockError, StorageError
 from penstock.spark.driver_lease import LeaseCheck
+from penstock.spark.tasks import Batches, Mapper
 from penstock.storage import open_storage
 from penstock.worker.health import WorkerStats
 from penstock.worker.worker import Worker
 
-_Loop: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
 _CHECK_EVERY_S: Final = 1.0
 _COUNTERS: Final = ("claimed", "completed", "failed", "retrying", "cancelled", "released", "stalled")
-REPORT: Final = ", ".join(
-    [
-        "worker string",
-        "host string",
-        *(f"{name} bigint" for name in _COUNTERS),
-        "abandoned boolean",
-        "error string",
-    ]
-)
 _ARROW: Final = pa.schema(
-    [
-        ("worker", pa.string()),
-        ("host", pa.string()),
-        *((name, pa.int64()) for name in _COUNTERS),
-        ("abandoned", pa.bool_()),
-        ("error", pa.string()),
-    ]
+    {
+        **dict.fromkeys(("worker", "host"), pa.string()),
+        **dict.fromkeys(_COUNTERS, pa.int64()),
+        "abandoned": pa.bool_(),
+        "error": pa.string(),
+    }
 )
+REPORT: Final = from_arrow_schema(_ARROW)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +45,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
 
 
-def work(assignment: Assignment) -> _Loop:
+def work(assignment: Assignment) -> Mapper:
     """Return a mapper that runs a worker until the fleet ends or, if the options say so, the queues are drained."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Batches) -> Batches:
         for _ in batches:
             pass
         yield _row(assignment)

@@ -82,8 +82,8 @@ def append_files(
         check()
         if here is not None and is_here:
             _link(here, Path(str(local_path(output))), name)
-        elif (jvm := getattr(spark, "_jvm", None)) is not None:
-            _rename(spark, jvm, staged, output, name)
+        elif _hadoop(spark, staged) is not None:
+            _rename(spark, staged, output, name)
         else:
             again = spark.read.format(format).schema(rows.schema).load(staged)
             last = again.write.format(format).options(**options).option(_ATTEMPT, _attempt())
@@ -183,17 +183,22 @@ def list_folder(spark: SparkSession, path: str) -> list[str] | None:
     here = local_path(path)
     if here is not None and here.is_dir():
         names = [entry.name for entry in here.iterdir()]
-    elif (jvm := getattr(spark, "_jvm", None)) is not None:
-        folder = jvm.org.apache.hadoop.fs.Path(path)
-        files = folder.getFileSystem(spark._jsc.hadoopConfiguration())
-        names = (
-            [status.getPath().getName() for status in files.listStatus(folder)]
-            if files.exists(folder)
-            else []
-        )
+    elif (there := _hadoop(spark, path)) is not None:
+        files, folder = there
+        statuses = files.listStatus(folder) if files.exists(folder) else []
+        names = [str(status.getPath().getName()) for status in statuses]
     else:
         return None
     return sorted(filter(_is_visible, names))
+
+
+def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
+    """Return the file system of a path and the path in it, for the JVM; ``None`` with Spark Connect."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return None
+    target = jvm.org.apache.hadoop.fs.Path(path)
+    return target.getFileSystem(spark._jsc.hadoopConfiguration()), target
 
 
 def remove_folder(spark: SparkSession, path: str) -> None:
@@ -201,9 +206,9 @@ def remove_folder(spark: SparkSession, path: str) -> None:
     here = local_path(path)
     if here is not None and here.is_dir():
         shutil.rmtree(here, ignore_errors=True)
-    elif (jvm := getattr(spark, "_jvm", None)) is not None:
-        target = jvm.org.apache.hadoop.fs.Path(path)
-        target.getFileSystem(spark._jsc.hadoopConfiguration()).delete(target, True)
+    elif (there := _hadoop(spark, path)) is not None:
+        files, target = there
+        files.delete(target, True)
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
@@ -214,15 +219,13 @@ def read_text(spark: SparkSession, path: str) -> str | None:
             return here.read_text()
         except FileNotFoundError:
             return None
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is None:
+    there = _hadoop(spark, path)
+    if there is None or not there[0].exists(there[1]):
         return None
-    target = jvm.org.apache.hadoop.fs.Path(path)
-    files = target.getFileSystem(spark._jsc.hadoopConfiguration())
-    if not files.exists(target):
-        return None
+    files, target = there
     stream = files.open(target)
     try:
+        jvm: Any = spark._jvm
         return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
     finally:
         stream.close()
@@ -238,9 +241,9 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
         written.write_text(text)
         make_durable(written)
         written.replace(here)
-    elif (jvm := getattr(spark, "_jvm", None)) is not None:
-        target = jvm.org.apache.hadoop.fs.Path(path)
-        stream = target.getFileSystem(spark._jsc.hadoopConfiguration()).create(target, True)
+    elif (there := _hadoop(spark, path)) is not None:
+        files, target = there
+        stream = files.create(target, True)
         stream.write(bytearray(text.encode()))
         stream.close()
 
@@ -273,15 +276,11 @@ def _link(staged: Path, output: Path, name: str) -> None:
     make_durable(output)
 
 
-def _rename(spark: SparkSession, jvm: Any, staged: str, output: str, name: str) -> None:
-    hadoop = jvm.org.apache.hadoop.fs
-    source = hadoop.Path(staged)
-    files = source.getFileSystem(spark._jsc.hadoopConfiguration())
-    names = sorted(str(status.getPath().getName()) for status in files.listStatus(source))
-    paths = [path for path in names if _is_visible(path)]
-    for number, path in enumerate(paths):
-        target = hadoop.Path(output, _file_name(name, number, path))
-        if files.exists(target) or not files.rename(hadoop.Path(staged, path), target):
+def _rename(spark: SparkSession, staged: str, output: str, name: str) -> None:
+    for number, written in enumerate(list_folder(spark, staged) or ()):
+        places = (f"{staged}/{written}", f"{output.rstrip('/')}/{_file_name(name, number, written)}")
+        (files, source), (_, target) = (place for path in places if (place := _hadoop(spark, path)))
+        if files.exists(target) or not files.rename(source, target):
             raise NameTaken(str(target.getName()))
 
 

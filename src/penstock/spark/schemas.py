@@ -12,20 +12,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-    VariantType,
-)
+import pyspark.sql.types as T
 
 from penstock.client.app import App
 from penstock.client.options import refuse_unknown
@@ -41,49 +28,46 @@ Kind: TypeAlias = Literal["jobs", "results", "failed", "events"]
 PayloadFormat: TypeAlias = Literal["json", "variant", "typed"]
 KINDS: Final = ("jobs", "results", "failed", "events")
 
-_TEXT, _INT, _LONG, _DOUBLE, _TIME = StringType(), IntegerType(), LongType(), DoubleType(), TimestampType()
+_TEXT, _INT, _LONG, _DOUBLE, _TIME = (
+    T.StringType(),
+    T.IntegerType(),
+    T.LongType(),
+    T.DoubleType(),
+    T.TimestampType(),
+)
 # The type of payloads and results depends on the payload format.
-_VALUE: Final = BinaryType()
+_VALUE: Final = T.BinaryType()
 
-_EVENTS: Final[dict[str, DataType]] = {
-    "queue": _TEXT,
-    "epoch": _TEXT,
+_EVENTS: Final[dict[str, T.DataType]] = {
+    **dict.fromkeys(("queue", "epoch"), _TEXT),
     "seq": _LONG,
     "at": _TIME,
-    "type": _TEXT,
-    "id": _TEXT,
+    **dict.fromkeys(("type", "id"), _TEXT),
     "incarnation": _LONG,
     "enqueued_at": _TIME,
-    "run_id": _TEXT,
-    "task": _TEXT,
-    "version": _TEXT,
-    "state": _TEXT,
+    **dict.fromkeys(("run_id", "task", "version", "state"), _TEXT),
     "run": _INT,
     "token": _LONG,
     "worker": _TEXT,
-    "run_ms": _LONG,
-    "wait_ms": _LONG,
-    "error_type": _TEXT,
-    "error": _TEXT,
-    "group": _TEXT,
+    **dict.fromkeys(("run_ms", "wait_ms"), _LONG),
+    **dict.fromkeys(("error_type", "error", "group"), _TEXT),
     "priority": _LONG,
     "cost": _DOUBLE,
     "size": _LONG,
-    "data": _TEXT,
-    "by": _TEXT,
+    **dict.fromkeys(("data", "by"), _TEXT),
 }
 
 
 _Getter: TypeAlias = Callable[[Job], Any]
-_TYPES: Final[dict[FieldKind, DataType]] = {
+_TYPES: Final[dict[FieldKind, T.DataType]] = {
     "text": _TEXT,
     "name": _TEXT,
     "number": _LONG,
     "count": _INT,
-    "flag": BooleanType(),
+    "flag": T.BooleanType(),
     "time": _TIME,
-    "amounts": MapType(_TEXT, _DOUBLE, valueContainsNull=False),
-    "texts": MapType(_TEXT, _TEXT, valueContainsNull=False),
+    "amounts": T.MapType(_TEXT, _DOUBLE, valueContainsNull=False),
+    "texts": T.MapType(_TEXT, _TEXT, valueContainsNull=False),
     "value": _VALUE,
     "json": _TEXT,
 }
@@ -94,14 +78,14 @@ _CONVERT: Final[dict[FieldKind, Callable[[Any], Any]]] = {
     ),
     "json": lambda value: None if value is None else json_text(value),
 }
-_FAILURE: Final[dict[str, tuple[DataType, _Getter]]] = {
+_FAILURE: Final[dict[str, tuple[T.DataType, _Getter]]] = {
     "error_type": (_TEXT, lambda job: job.failure and job.failure.type),
     "error": (_TEXT, lambda job: job.failure and job.failure.message),
     "traceback": (_TEXT, lambda job: (job.failure and job.failure.traceback) or None),
 }
 
 
-def _columns_of(field: JobField) -> dict[str, tuple[DataType, _Getter]]:
+def _columns_of(field: JobField) -> dict[str, tuple[T.DataType, _Getter]]:
     """Return the type and the getter of the column of a field; a failure has three columns."""
     if field.kind == "failure":
         return _FAILURE
@@ -131,14 +115,14 @@ _LACKING: Final[dict[Kind, set[str]]] = {
 }
 
 
-def schema_of(kind: Kind, payload_format: PayloadFormat = "json") -> StructType:
+def schema_of(kind: Kind, payload_format: PayloadFormat = "json") -> T.StructType:
     """Return the columns of a kind, with payloads and results as JSON text or as variants."""
-    value: DataType = VariantType() if payload_format == "variant" else _TEXT
+    value: T.DataType = T.VariantType() if payload_format == "variant" else _TEXT
     fields = _EVENTS
     if kind != "events":
         columns = {name: type for name, (type, _) in _JOBS.items() if name not in _LACKING[kind]}
         fields = {name: value if type is _VALUE else type for name, type in columns.items()}
-    return StructType([StructField(name, type) for name, type in fields.items()])
+    return T.StructType([T.StructField(name, type) for name, type in fields.items()])
 
 
 EVENTS: Final = schema_of("events")
@@ -155,7 +139,7 @@ class JobBuilder:
     ``is_light``: neither payloads nor results are asked for.
     """
 
-    def __init__(self, schema: StructType, kind: Kind) -> None:
+    def __init__(self, schema: T.StructType, kind: Kind) -> None:
         known = [*schema_of(kind).fieldNames(), "payload", *_STORED]
         self._builder = Builder(schema, {name: _column_of(name) for name in known}, where=f"kind={kind!r}")
         getters = {name: getter for name, (_, getter) in _JOBS.items()} | _STORED

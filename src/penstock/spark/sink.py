@@ -263,19 +263,11 @@ def _accepted(rows: list[NewJob | Refused], target: Target, written: Written) ->
 
 def finish(target: Target, messages: list[WriterCommitMessage | None]) -> None:
     """Commit the write: release staged jobs and store the report."""
-    total = _summed(messages)
+    total = _summed(target.write_id, messages)
     with Store(target.url) as store:
         if target.staged:
             store.run(_unstage(store, target))
-        report = WriteReport(
-            write_id=target.write_id,
-            queue=target.queue,
-            task=target.layout.task,
-            accepted=total.accepted,
-            duplicate=total.duplicate,
-            refused=total.refused,
-            examples=total.examples,
-        )
+        report = WriteReport(queue=target.queue, task=target.layout.task, **vars(total))
         store.run(keep_report(store.storage, report))
 
 
@@ -294,8 +286,8 @@ async def _unstage(store: Store, target: Target, *, discard: bool = False) -> No
             return
 
 
-def _summed(messages: list[WriterCommitMessage | None]) -> Written:
-    total = Written()
+def _summed(write_id: str, messages: list[WriterCommitMessage | None]) -> Written:
+    total = Written(write_id)
     for message in messages:
         if isinstance(message, Written):
             total.accepted += message.accepted

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
 from penstock.core.job import EMPTY_EXTRAS, Job
@@ -14,11 +15,12 @@ from penstock.core.lifecycle import State
 from penstock.core.limits import MILLION
 from penstock.core.outcome import Failure
 from penstock.errors import OutputLost
-from penstock.spark.cells import json_text
+from penstock.spark.cells import arrow_schema, json_text
 from penstock.spark.driver_lease import OutputLease
-from penstock.spark.processing.enqueue import Batch, has_begun, rows_of
-from penstock.spark.processing.ledger import Ledger
+from penstock.spark.processing.enqueue import KEY_HEADER, Batch, has_begun
+from penstock.spark.processing.ledger import COLUMNS, Ledger
 from penstock.spark.processing.progress import Tally
+from penstock.spark.processing.snapshot import fingerprint_in, former_fingerprint
 from penstock.spark.publishing import NameTaken
 from penstock.spark.store import Store
 from penstock.storage.values import JobPage
@@ -30,6 +32,7 @@ _RELEASED: Final = 200
 _MOST: Final = 50_000
 _ATTEMPTS: Final = 5
 MAX_REMEMBERED: Final = 50_000
+_ROWS: Final = arrow_schema(T.StructType([*COLUMNS, T.StructField("key_json", T.StringType())]))
 
 
 class Collector:
@@ -97,7 +100,9 @@ class Collector:
                 ids = [job.id for job in jobs[start : start + _RELEASED]]
                 self._store.run(self._store.storage.release(self._batch.queue, self._batch.consumer, ids))
             # Count rows that another run wrote, but not those that this run has already counted.
-            self._count([job for job in jobs if _end_key(job) not in known or not self._may_be_known(job)])
+            self._count(
+                [job for job in jobs if _finish_time(job) not in known or not self._may_be_known(job)]
+            )
             self._note_newest(jobs)
         return len(jobs)
 
@@ -137,8 +142,8 @@ class Collector:
         def write(commit: int, is_retried: bool) -> bool:
             nonlocal known
             suspects = [job.id for job in recorded if is_first or is_retried or self._may_be_known(job)]
-            known = self._ledger.ends_of(suspects) if suspects else set()
-            fresh = [job for job in recorded if _end_key(job) not in known]
+            known = self._ledger.finish_times(suspects) if suspects else set()
+            fresh = [job for job in recorded if _finish_time(job) not in known]
             if known:
                 # Another run has written rows that this one waits for.
                 self.ended = None
@@ -223,5 +228,43 @@ class Collector:
                 tally.cost += used.get(self._cost_name, 0) / MILLION
 
 
-def _end_key(job: Job) -> tuple[str, int]:
+def _finish_time(job: Job) -> tuple[str, int]:
     return job.id, job.finished_at_ms
+
+
+def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:
+    """Return rows for ``Ledger.append``."""
+    return pa.Table.from_pylist([_row(job, commit, cost_name) for job in jobs], schema=_ROWS)
+
+
+def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
+    extras = job.extras or EMPTY_EXTRAS
+    used = {name: micros / MILLION for name, micros in (extras.usage or {}).items()}
+    # A completed job keeps the failure of an earlier attempt.
+    failure = None if job.state is State.COMPLETED else job.failure
+    return {
+        "state": str(job.state),
+        "result": None if job.result is None else json_text(job.result),
+        "error_type": failure and failure.type,
+        "error": failure and failure.message,
+        "runs": job.runs,
+        "failures": job.failures,
+        "cost": used.get(cost_name),
+        "usage": list(used.items()),
+        "run_ms": max(job.finished_at_ms - job.claimed_at_ms, 0) if job.claimed_at_ms else None,
+        "enqueued_at": job.enqueued_at_ms * 1000,
+        "finished_at": job.finished_at_ms * 1000,
+        "task": job.options.task,
+        "task_version": job.options.version,
+        "run_id": job.run_id,
+        "job_id": job.id,
+        "incarnation": job.incarnation,
+        "fingerprint": _fingerprint(job),
+        "commit": commit,
+        "key_json": (extras.headers or {}).get(KEY_HEADER),
+    }
+
+
+def _fingerprint(job: Job) -> str:
+    """Return the fingerprint of the job's row. Compute it for jobs of an earlier version or of another producer."""
+    return fingerprint_in(job.write_id) or former_fingerprint(job.payload, job.options.version)

@@ -33,7 +33,6 @@ from penstock.spark.schemas import quoted
 
 _CHECKPOINT: Final = "_checkpoint"
 _POLL_S: Final = 0.2
-_ON_CHANGE: Final = ("rerun", "keep", "error")
 _SUMS: Final = ("completed", "failed", "rejected", "reused", "cost", "seconds")
 
 
@@ -251,14 +250,6 @@ def process(
     refuse_in_local_worker()
     chosen = _checked_task(task)
     placement = {"priority": priority, "delay": delay, "group": group, "cost": cost}
-    if on_change not in _ON_CHANGE:
-        raise InvalidOption(f"on_change must be rerun, keep or error, got {on_change!r}.")
-    if limit is not None and limit < 1:
-        raise InvalidOption(f"limit must be >= 1, or None for all rows, got {limit}.")
-    if max_failure_rate is not None and not 0 <= max_failure_rate < 1:
-        raise InvalidOption(f"max_failure_rate must be a share from 0 to below 1, got {max_failure_rate}.")
-    if row_cost is not None and row_cost < 0:
-        raise InvalidOption(f"row_cost must be >= 0, got {row_cost}.")
     request = Request(
         task=chosen,
         key=(key,) if isinstance(key, str) else tuple(key),
@@ -285,6 +276,18 @@ def process(
         scratch=scratch,
         workers={"workers": workers, "fleet": fleet, "fleet_size": fleet_size, "concurrency": concurrency},
     )
+    return _carry_out(request, table, spark, checkpoint=checkpoint, every=every)
+
+
+def _carry_out(
+    request: Request,
+    table: TableLike,
+    spark: SparkSession | None,
+    *,
+    checkpoint: str | PurePath | None,
+    every: Duration | None,
+) -> Processed:
+    since = request.since
     if isinstance(table, DeltaTable) and (since == "version" or isinstance(since, int)):
         return request.carry_out_on_delta(table, spark or session())
     df = as_dataframe(table, spark)

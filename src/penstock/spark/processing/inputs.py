@@ -8,29 +8,19 @@ work. The ledger knows which rows are done, so a mark that is lost or too low co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
+import pyspark.sql.types as T
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    DataType,
-    DateType,
-    DoubleType,
-    FloatType,
-    NumericType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
 
 from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, InvalidOption
@@ -41,10 +31,9 @@ from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.types import plain_type
 from penstock.spark.publishing import local_path
 from penstock.spark.schemas import quoted
+from penstock.spark.tasks import Batches, Mapper
 
 logger = get_logger("penstock.spark")
-
-_Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 # Reader features that do not affect the content of data files.
 _HARMLESS: Final = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"})
@@ -116,8 +105,8 @@ def _paths_at(table: DeltaTable, version: int) -> set[str]:
     return set(pa.table(former.get_add_actions(flatten=True)).column("path").to_pylist())
 
 
-def _reader(folder: Folder, names: tuple[str, ...], schema: pa.Schema) -> _Mapper:
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _reader(folder: Folder, names: tuple[str, ...], schema: pa.Schema) -> Mapper:
+    def read(batches: Batches) -> Batches:
         for batch in batches:
             for number, path in enumerate(batch.column("path").to_pylist()):
                 values = {name: batch.column(f"p{n}")[number] for n, name in enumerate(names)}
@@ -174,13 +163,13 @@ def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followe
             "column whose values grow, such as the time of the last change."
         )
     kind = df.schema[by].dataType
-    if not isinstance(kind, (NumericType, StringType, DateType, TimestampType, TimestampNTZType)):
+    if not isinstance(kind, (T.NumericType, T.StringType, T.DateType, T.TimestampType, T.TimestampNTZType)):
         raise InvalidInput(
             f"since={by!r} has type {kind.simpleString()}. Use a column of numbers, text, dates or timestamps."
         )
     mark = read_mark(df.sparkSession, ledger)
     column = F.col(quoted(by))
-    if isinstance(kind, (FloatType, DoubleType)):
+    if isinstance(kind, (T.FloatType, T.DoubleType)):
         # No later value would be above infinity or NaN.
         column = F.when(F.abs(column) < float("inf"), column)
     if mark is not None and (mark.by, mark.kind) == (by, kind.simpleString()) and not is_whole:
@@ -208,13 +197,13 @@ def follow_version(
     return Followed(rows=rows, mark=Mark(VERSION, name, str(table.version())))
 
 
-def _text(column: Column, kind: DataType) -> Column:
+def _text(column: Column, kind: T.DataType) -> Column:
     """Return a value as text, independent of the time zone."""
-    return (F.unix_micros(column) if isinstance(kind, TimestampType) else column).cast("string")
+    return (F.unix_micros(column) if isinstance(kind, T.TimestampType) else column).cast("string")
 
 
-def _literal(text: str, kind: DataType) -> Column:
-    if isinstance(kind, TimestampType):
+def _literal(text: str, kind: T.DataType) -> Column:
+    if isinstance(kind, T.TimestampType):
         return F.timestamp_micros(F.lit(int(text)))
     return F.lit(text).cast(kind)
 

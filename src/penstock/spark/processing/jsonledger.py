@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import pyspark.sql.types as T
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    AtomicType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-)
 
 from penstock.errors import InvalidInput
 from penstock.spark.publishing import fresh_path
@@ -32,16 +19,18 @@ JSON_OPTIONS: Final = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 _TORN: Final = "_corrupt_record"
-_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
-_BROKEN: Final = (FloatType, DoubleType, DecimalType)
+_WHOLE: Final = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_BROKEN: Final = (T.FloatType, T.DoubleType, T.DecimalType)
 
 
-def read_json(reader: DataFrameReader, path: str, schema: StructType) -> DataFrame:
+def read_json(reader: DataFrameReader, path: str, schema: T.StructType) -> DataFrame:
     """Return the rows at ``path`` with these types. Raise ``AnalysisException`` if there is nothing."""
     return reader.schema(schema).json(path)
 
 
-def check_json(spark: SparkSession, path: str, schema: StructType, *, key: StructType, optional: str) -> None:
+def check_json(
+    spark: SparkSession, path: str, schema: T.StructType, *, key: T.StructType, optional: str
+) -> None:
     """Check that existing rows match the schema, as far as JSON can tell. The column ``optional`` may be missing.
 
     Raises:
@@ -53,7 +42,7 @@ def check_json(spark: SparkSession, path: str, schema: StructType, *, key: Struc
         return
     columns = inferred.schema
     # Spark does not infer a column whose objects are all empty.
-    plain = [*key.fieldNames(), *(field.name for field in schema if isinstance(field.dataType, AtomicType))]
+    plain = [*key.fieldNames(), *(field.name for field in schema if isinstance(field.dataType, T.AtomicType))]
     missing = [name for name in plain if name not in columns.fieldNames() and name != optional]
     if missing:
         raise InvalidInput(
@@ -67,7 +56,7 @@ def check_json(spark: SparkSession, path: str, schema: StructType, *, key: Struc
                 f"{path} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
                 f"{field.dataType.simpleString()}. Cast the column, or choose another output."
             )
-    typed = read_json(spark.read, path, StructType([*schema.fields]).add(_TORN, StringType()))
+    typed = read_json(spark.read, path, T.StructType([*schema.fields]).add(_TORN, T.StringType()))
     # Spark cannot select this column alone.
     torn = typed.select(_TORN, schema.fieldNames()[-1]).where(F.col(_TORN).isNotNull()).first()
     if torn is not None:
@@ -77,12 +66,12 @@ def check_json(spark: SparkSession, path: str, schema: StructType, *, key: Struc
         )
 
 
-def _kind(type: DataType) -> str:
+def _kind(type: T.DataType) -> str:
     """Return the JSON type of values of this type."""
     if isinstance(type, _WHOLE):
         return "whole number"
     if isinstance(type, _BROKEN):
         return "number"
-    if isinstance(type, BooleanType):
+    if isinstance(type, T.BooleanType):
         return "truth"
     return type.typeName() if type.typeName() in ("struct", "array", "map") else "text"

@@ -14,21 +14,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.cells import arrow_schema, is_too_large, result_array
@@ -50,32 +38,23 @@ from penstock.spark.publishing import (
     refuse_pattern,
 )
 
-_TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
+_TEXT, _LONG, _INT, _TIME = T.StringType(), T.LongType(), T.IntegerType(), T.TimestampType()
 
-COLUMNS: Final = StructType(
-    [
-        StructField("state", _TEXT),
-        StructField("result", _TEXT),
-        StructField("error_type", _TEXT),
-        StructField("error", _TEXT),
-        StructField("runs", _INT),
-        StructField("failures", _INT),
-        StructField("cost", DoubleType()),
-        StructField("usage", MapType(_TEXT, DoubleType())),
-        StructField("run_ms", _LONG),
-        StructField("enqueued_at", _TIME),
-        StructField("finished_at", _TIME),
-        StructField("task", _TEXT),
-        StructField("task_version", _TEXT),
-        StructField("run_id", _TEXT),
-        StructField("job_id", _TEXT),
-        StructField("incarnation", _LONG),
-        StructField("fingerprint", _TEXT),
-        StructField("commit", _LONG),
-    ]
-)
+_COLUMNS: Final[dict[str, T.DataType]] = {
+    **dict.fromkeys(("state", "result", "error_type", "error"), _TEXT),
+    **dict.fromkeys(("runs", "failures"), _INT),
+    "cost": T.DoubleType(),
+    "usage": T.MapType(_TEXT, T.DoubleType()),
+    "run_ms": _LONG,
+    **dict.fromkeys(("enqueued_at", "finished_at"), _TIME),
+    **dict.fromkeys(("task", "task_version", "run_id", "job_id"), _TEXT),
+    "incarnation": _LONG,
+    "fingerprint": _TEXT,
+    "commit": _LONG,
+}
+COLUMNS: Final = T.StructType([T.StructField(name, type) for name, type in _COLUMNS.items()])
 PREFIX: Final = "penstock_"
-ENDS: Final = ("job_id", "fingerprint", "state", "finished_at", "commit")
+OUTCOME: Final = ("job_id", "fingerprint", "state", "finished_at", "commit")
 VALUE: Final = "value"
 _TABLE: Final = "table:"
 _KEY: Final = "key_json"
@@ -92,8 +71,8 @@ class Ledger:
         spark: SparkSession,
         output: str | PurePath,
         *,
-        key: StructType,
-        value: DataType | None,
+        key: T.StructType,
+        value: T.DataType | None,
         format: str,
     ) -> None:
         self._spark = spark
@@ -132,10 +111,10 @@ class Ledger:
         return f"{self._prefix}{column}"
 
     @property
-    def _schema(self) -> StructType:
-        value = [] if self._value is None else [StructField(VALUE, self._value)]
-        ours = [StructField(self._name(field.name), field.dataType) for field in (*COLUMNS, *value)]
-        return StructType([*self._key.fields, *ours])
+    def _schema(self) -> T.StructType:
+        value = [] if self._value is None else [T.StructField(VALUE, self._value)]
+        ours = [T.StructField(self._name(field.name), field.dataType) for field in (*COLUMNS, *value)]
+        return T.StructType([*self._key.fields, *ours])
 
     def read(self) -> DataFrame | None:
         """Return all rows, with our columns under ``PREFIX``; ``None`` before the first run."""
@@ -191,29 +170,27 @@ class Ledger:
             return self._delta.files()
         return list_folder(self._spark, self.output)
 
-    def ends(self, files: Sequence[str] | None = None) -> DataFrame | None:
-        """Return the columns ``ENDS`` of all rows, without prefix. With ``files``, read only these. Spark neither reads
-        the other columns nor looks for them in every file."""
+    def outcomes(self, files: Sequence[str] | None = None) -> DataFrame | None:
+        """Return the columns ``OUTCOME`` of all rows, or of those in ``files``, without prefix. Spark neither reads the
+        other columns nor looks for them in every file."""
         if not self.has_index and self._delta is None:
             rows = self.read()
-            return None if rows is None else rows.select(*map(unprefixed, ENDS))
-        fields = [StructField(self._name(name), COLUMNS[name].dataType) for name in ENDS]
+            return None if rows is None else rows.select(*map(unprefixed, OUTCOME))
+        names = {self._name(name): name for name in OUTCOME}
+        schema = T.StructType([T.StructField(name, COLUMNS[plain].dataType) for name, plain in names.items()])
         if self._delta is not None:
-            if self._delta.schema() is None:
-                return None
-            rows = self._delta.read(StructType(fields), files)
-            return rows.withColumnsRenamed({self._name(name): name for name in ENDS})
-        paths = [self.output] if files is None else [f"{self.output.rstrip('/')}/{name}" for name in files]
+            rows = None if self._delta.schema() is None else self._delta.read(schema, files)
+        else:
+            root = self.output.rstrip("/")
+            paths = [self.output] if files is None else [f"{root}/{name}" for name in files]
+            rows = fresh_path(
+                self._spark, self.output, lambda _: self._spark.read.schema(schema).parquet(*paths)
+            )
+        return None if rows is None else rows.withColumnsRenamed(names)
 
-        def load(path: str) -> DataFrame:
-            return self._spark.read.schema(StructType(fields)).parquet(*paths)
-
-        rows = fresh_path(self._spark, self.output, load)
-        return None if rows is None else rows.withColumnsRenamed({self._name(name): name for name in ENDS})
-
-    def ends_by(self, ids: Sequence[str], files: Sequence[str] | None = None) -> dict[str, Row]:
-        """Return the newest row of each of a few jobs."""
-        known = self.ends(files)
+    def newest_outcomes(self, ids: Sequence[str]) -> dict[str, Row]:
+        """Return the newest outcome of each of a few jobs."""
+        known = self.outcomes()
         rows = [] if known is None or not ids else known.where(F.col("job_id").isin(list(ids))).collect()
         newest: dict[str, Row] = {}
         for row in rows:
@@ -278,14 +255,14 @@ class Ledger:
         column = f"{self._name(VALUE)} ({self._value.simpleString()})"
         return f"the result does not fit the column {column}: {result:.{_SHOWN}}"
 
-    def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
+    def finish_times(self, ids: Sequence[str]) -> set[tuple[str, int]]:
         """Return the id and finish time (ms) of each ledger row of these jobs."""
-        known = self.ends()
+        known = self.outcomes()
         if known is None:
             return set()
         jobs = self._spark.createDataFrame(pa.table({"job_id": ids}))
-        ends = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
-        return {(row["job_id"], row["ms"]) for row in ends.join(jobs, "job_id", "left_semi").collect()}
+        times = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
+        return {(row["job_id"], row["ms"]) for row in times.join(jobs, "job_id", "left_semi").collect()}
 
     def _append(self, made: DataFrame, commit: int) -> None:
         key = F.from_json(F.col(_KEY), self._key).alias("key")
@@ -344,8 +321,8 @@ class Ledger:
             last_commit([name]) or name.startswith(commit_name(0)) for name in names
         ):
             return last_commit(names)
-        ends = self.ends()
-        row = None if ends is None else ends.agg(F.max("commit")).first()
+        known = self.outcomes()
+        row = None if known is None else known.agg(F.max("commit")).first()
         return 0 if row is None or row[0] is None else int(row[0])
 
     def recover(self) -> None:
@@ -375,15 +352,15 @@ class Ledger:
         nulls = [F.lit(None).cast(type).alias(name) for name, type in self._columns()]
         self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
 
-    def _columns(self) -> list[tuple[str, DataType]]:
+    def _columns(self) -> list[tuple[str, T.DataType]]:
         """Return our columns and their types, without prefix."""
         value = [] if self._value is None else [(VALUE, self._value)]
         return [*((field.name, field.dataType) for field in COLUMNS), *value]
 
 
 @cache
-def _arrow_type(type: DataType) -> pa.DataType:
-    return arrow_schema(StructType([StructField(VALUE, type)])).field(VALUE).type
+def _arrow_type(type: T.DataType) -> pa.DataType:
+    return arrow_schema(T.StructType([T.StructField(VALUE, type)])).field(VALUE).type
 
 
 def _distinct(reader: DataFrameReader) -> DataFrameReader:
@@ -403,7 +380,7 @@ def unprefixed(name: str) -> Column:
     return F.col(f"{PREFIX}{name}").alias(name)
 
 
-def _check_key(output: str, key: StructType, rows: DataFrame) -> None:
+def _check_key(output: str, key: T.StructType, rows: DataFrame) -> None:
     for field in key:
         if field.name not in rows.columns:
             raise InvalidInput(
@@ -419,7 +396,7 @@ def _check_key(output: str, key: StructType, rows: DataFrame) -> None:
             )
 
 
-def _check_delta_columns(output: str, rows: DataFrame, schema: StructType) -> None:
+def _check_delta_columns(output: str, rows: DataFrame, schema: T.StructType) -> None:
     """Compare the columns of a Delta table, which are fixed, with those of the new rows."""
     for field in schema:
         was = rows.schema[field.name].dataType if field.name in rows.columns else None
@@ -431,27 +408,27 @@ def _check_delta_columns(output: str, rows: DataFrame, schema: StructType) -> No
             )
 
 
-def _former_type(was: DataType, now: DataType) -> DataType:
+def _former_type(was: T.DataType, now: T.DataType) -> T.DataType:
     """Return the result type with text for bytes wherever the output has text, as earlier versions wrote it."""
     match was, now:
-        case StringType(), BinaryType():
+        case T.StringType(), T.BinaryType():
             return was
-        case ArrayType(), ArrayType():
-            return ArrayType(_former_type(was.elementType, now.elementType))
-        case MapType(), MapType():
-            return MapType(now.keyType, _former_type(was.valueType, now.valueType))
-        case StructType(), StructType():
+        case T.ArrayType(), T.ArrayType():
+            return T.ArrayType(_former_type(was.elementType, now.elementType))
+        case T.MapType(), T.MapType():
+            return T.MapType(now.keyType, _former_type(was.valueType, now.valueType))
+        case T.StructType(), T.StructType():
             former = {field.name: field.dataType for field in was}
-            return StructType(
-                [StructField(f.name, _former_type(former.get(f.name, f.dataType), f.dataType)) for f in now]
+            return T.StructType(
+                [T.StructField(f.name, _former_type(former.get(f.name, f.dataType), f.dataType)) for f in now]
             )
         case _:
             return now
 
 
-def _check_value(output: str, was: DataType, now: DataType, path: str) -> None:
+def _check_value(output: str, was: T.DataType, now: T.DataType, path: str) -> None:
     """Allow new members, but no changes of type."""
-    if isinstance(was, StructType) and isinstance(now, StructType):
+    if isinstance(was, T.StructType) and isinstance(now, T.StructType):
         for field in was:
             if field.name in now.fieldNames():
                 _check_value(output, field.dataType, now[field.name].dataType, f"{path}.{field.name}")

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import InvalidInput
-from penstock.spark.processing.enqueue import Intake, IntakeRows, materialize
+from penstock.spark.processing.intake import Intake, IntakeRows, materialize
 from penstock.spark.processing.ledger import PREFIX, Ledger, latest
 from penstock.spark.processing.settled import COMPLETED, FAILED, entries_from, job_hash
 from penstock.spark.processing.snapshot import SNAPSHOT
@@ -109,7 +109,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         has_moved = (
             index.newer or self.plan.rejected or ended is None or self.judged.counts.keys() - {"new", "done"}
         )
-        index.add(entries, count, changed=self.ledger.ends(newer) if newer and has_moved else None)
+        index.add(entries, count, changed=self.ledger.outcomes(newer) if newer and has_moved else None)
 
 
 def planned(
@@ -129,7 +129,7 @@ def planned(
     """
     taken = intake.take(retry_failed=retry_failed)
     judged = _judge(taken, ledger, folder)
-    if _is_torn(intake, taken, judged):
+    if _has_divided_keys(intake, taken, judged):
         taken = intake.take_all()
         judged = _judge(taken, ledger, folder)
     counts = judged.counts
@@ -162,7 +162,7 @@ def planned(
     )
 
 
-def _is_torn(intake: Intake, taken: IntakeRows, judged: Judged) -> bool:
+def _has_divided_keys(intake: Intake, taken: IntakeRows, judged: Judged) -> bool:
     """Return whether a key has settled rows and others, which may have different payloads."""
     settled = taken.done + taken.failed
     if not settled or intake.entries is None or len(judged.counts.keys() - {"new"}) == 0:
@@ -188,17 +188,19 @@ class _SmallSnapshot:
         if bad:
             raise _bad_keys(len(bad), bad[0])
         self._rows = {row["job_id"]: row for row in usable}
-        torn = {
+        conflicting = {
             row["job_id"] for row in usable if row["fingerprint"] != self._rows[row["job_id"]]["fingerprint"]
         }
-        if torn:
-            count = sum(row["job_id"] in torn for row in usable)
-            raise _torn_keys(
-                len(torn), count, [self._rows[id]["key_json"] for id in sorted(torn)[:_EXAMPLES]]
+        if conflicting:
+            count = sum(row["job_id"] in conflicting for row in usable)
+            raise _conflicting_keys(
+                len(conflicting),
+                count,
+                [self._rows[id]["key_json"] for id in sorted(conflicting)[:_EXAMPLES]],
             )
         self.rejected = len(records) - len(usable)
         self.duplicate = len(usable) - len(self._rows)
-        known = ledger.ends_by(list(self._rows))
+        known = ledger.newest_outcomes(list(self._rows))
         self._verdicts = {id: _verdict(row, known.get(id)) for id, row in self._rows.items()}
         self.counts: Mapping[str, int] = Counter(self._verdicts.values())
         self._ids: Mapping[str, str] = {}
@@ -313,19 +315,19 @@ def _check_rows(rows: DataFrame) -> tuple[int, int]:
         raise _bad_keys(totals["bad"], totals["example"])
     keys = rows.where("refused IS NULL").groupBy("job_id")
     kinds = keys.agg(
-        (F.min("fingerprint") != F.max("fingerprint")).alias("is_torn"),
+        (F.min("fingerprint") != F.max("fingerprint")).alias("conflicts"),
         F.first("key_json").alias("key"),
         F.count("*").alias("rows"),
     )
     total = kinds.agg(
         F.count("*").alias("keys"),
-        F.count(F.when(F.col("is_torn"), 1)).alias("torn"),
-        F.sum(F.when(F.col("is_torn"), F.col("rows"))).alias("torn_rows"),
+        F.count(F.when(F.col("conflicts"), 1)).alias("conflicting"),
+        F.sum(F.when(F.col("conflicts"), F.col("rows"))).alias("conflicting_rows"),
     ).first()
     assert total is not None
-    if total["torn"]:
-        examples = [row["key"] for row in kinds.where("is_torn").limit(_EXAMPLES).collect()]
-        raise _torn_keys(total["torn"], total["torn_rows"], examples)
+    if total["conflicting"]:
+        examples = [row["key"] for row in kinds.where("conflicts").limit(_EXAMPLES).collect()]
+        raise _conflicting_keys(total["conflicting"], total["conflicting_rows"], examples)
     return totals["usable"] - total["keys"], totals["refused"]
 
 
@@ -333,7 +335,7 @@ def _bad_keys(count: int, example: str) -> InvalidInput:
     return InvalidInput(f"{count} rows have an invalid key, for example: {example} Nothing was enqueued.")
 
 
-def _torn_keys(count: int, rows: int, examples: Sequence[str]) -> InvalidInput:
+def _conflicting_keys(count: int, rows: int, examples: Sequence[str]) -> InvalidInput:
     return InvalidInput(
         f"{count} keys have rows with different payloads ({rows} rows), such as {', '.join(examples)}. Choose a key "
         "that identifies a row, or drop the duplicates. Nothing was enqueued."
@@ -367,7 +369,7 @@ def _with_verdicts(rows: DataFrame, ledger: Ledger) -> DataFrame:
 
 def _newest_rows(ledger: Ledger) -> DataFrame | None:
     """Return the newest row of each job: its fingerprint as ``was``, its state as ``was_state``."""
-    known = ledger.ends()
+    known = ledger.outcomes()
     if known is None:
         return None
     newest = latest(known)

@@ -60,10 +60,6 @@ class Progress(Protocol):
 
     def show(self, tally: Tally) -> None: ...
 
-    def say(self, text: str) -> None:
-        """Show a line that stays."""
-        ...
-
     def warn(self, text: str) -> None:
         """Show a line that stays, and log it as a warning."""
         ...
@@ -112,8 +108,6 @@ def _clock(seconds: float) -> str:
 class _Silent:
     def show(self, tally: Tally) -> None: ...
 
-    def say(self, text: str) -> None: ...
-
     def warn(self, text: str) -> None:
         logger.warning("%s", text)
 
@@ -125,6 +119,7 @@ class _Visible:
     between the lines of the display."""
 
     def say(self, text: str) -> None:
+        """Show a line that stays."""
         raise NotImplementedError
 
     def warn(self, text: str) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import NullType, StructType
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.deltaoutput import DeltaOutput
 from penstock.spark.driver_lease import output_identity
-from penstock.spark.processing.enqueue import materialize
+from penstock.spark.processing.intake import materialize
 from penstock.spark.processing.ledger import PREFIX, Ledger
 from penstock.spark.publishing import NameTaken, fresh_path, fresh_table, refuse_pattern, with_micros
 from penstock.spark.schemas import quoted

@@ -6,8 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from deltalake import DeltaTable
@@ -22,8 +21,9 @@ from penstock.errors import InvalidInput, InvalidOption, OutputLost, TooManyFail
 from penstock.spark.columntypes import check_columns
 from penstock.spark.driver_lease import OutputLease, output_name
 from penstock.spark.processing.collector import Collector
-from penstock.spark.processing.enqueue import Batch, Intake
+from penstock.spark.processing.enqueue import Batch
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
+from penstock.spark.processing.intake import Intake
 from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.plan import OnChange, Planned, ProcessPlan, planned, with_estimate
 from penstock.spark.processing.progress import ProgressStyle, Tally, open_progress
@@ -65,9 +65,7 @@ class Scratch:
     def __enter__(self) -> Scratch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         remove_folder(self._spark, self.path)
 
     def clear(self) -> None:
@@ -132,6 +130,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     row_cost: float | None = None
     # The tables are parts of a larger input, like the batches of a stream.
     is_part: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_change not in get_args(OnChange):
+            raise InvalidOption(f"on_change must be rerun, keep or error, got {self.on_change!r}.")
+        if self.limit is not None and self.limit < 1:
+            raise InvalidOption(f"limit must be >= 1, or None for all rows, got {self.limit}.")
+        if self.row_cost is not None and self.row_cost < 0:
+            raise InvalidOption(f"row_cost must be >= 0, got {self.row_cost}.")
 
     @property
     def follows(self) -> bool:
@@ -255,10 +261,10 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             collector.tally = tally = Tally(plan.todo)
             progress = open_progress(request.progress, request.task.name)
             run = Run(
-                store,
-                ledger,
-                lease,
-                batch,
+                store=store,
+                ledger=ledger,
+                lease=lease,
+                batch=batch,
                 limits=request.limits,
                 progress=progress,
                 collector=collector,
@@ -273,13 +279,16 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
                 raise
             finally:
                 progress.close(tally)
-            if not collector.last_commit and ledger.read() is None:
-                ledger.begin()
-            work.remember(collector.ended)
-            self._quarantine(scratch)
-            _compact(ledger, work)
+            self._finish(ledger, collector, work, scratch)
         seconds = time.monotonic() - began_at
         return self._processed(ledger, plan, tally=tally, seconds=seconds, stopped=run.stopped)
+
+    def _finish(self, ledger: Ledger, collector: Collector, work: Planned, scratch: Scratch) -> None:
+        if not collector.last_commit and ledger.read() is None:
+            ledger.begin()
+        work.remember(collector.ended)
+        self._quarantine(scratch)
+        _compact(ledger, work)
 
     def _collector(self, store: Store, ledger: Ledger, lease: OutputLease, batch: Batch) -> Collector:
         expected, cost_name = self.request.expected, self.request.limits.cost_name

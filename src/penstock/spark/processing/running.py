@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.core.limits import MILLION
-from penstock.errors import TooManyFailures
+from penstock.errors import InvalidOption, TooManyFailures
 from penstock.spark.driver_lease import OutputLease, noted_interrupts
 from penstock.spark.processing.collector import MAX_REMEMBERED, Collector
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
@@ -50,6 +51,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_failure_rate: float | None = None
     cost_name: str = "usd"
 
+    def __post_init__(self) -> None:
+        rate = self.max_failure_rate
+        if rate is not None and not 0 <= rate < 1:
+            raise InvalidOption(f"max_failure_rate must be a share from 0 to below 1, got {rate}.")
+
     def stop_for(self, tally: Tally) -> str:
         """Return the name of the exceeded limit, or "". The rate counts from ``_SAMPLE`` rows on, or from all rows if
         there are fewer."""
@@ -62,38 +68,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
+@dataclass(kw_only=True)
 class Run:
     """One run over the rows of a snapshot (``todo``), by the holder of the output's lease."""
 
-    def __init__(
-        self,
-        store: Store,
-        ledger: Ledger,
-        lease: OutputLease,
-        batch: Batch,
-        *,
-        limits: Limits,
-        progress: Progress,
-        collector: Collector,
-        workers: RunWorkers,
-    ) -> None:
-        self._store = store
-        self._ledger = ledger
-        self._lease = lease
-        self._batch = batch
-        self._limits = limits
-        self._progress = progress
-        self._tally = collector.tally
-        self._collector = collector
+    store: Store
+    ledger: Ledger
+    lease: OutputLease
+    batch: Batch
+    limits: Limits
+    progress: Progress
+    collector: Collector
+    workers: RunWorkers
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        self._tally = self.collector.tally
         # Older commits are of other runs. They do not finish rows of this one.
-        self._began_after = collector.last_commit
-        collector.ended = {}
+        self._began_after = self.collector.last_commit
+        self.collector.ended = {}
         # Fingerprints of all rows by job, once they are enqueued; None if there are too many.
         self._ids: Mapping[str, str] | None = None
-        self._workers = workers
         self._began_at = self._warned_at = time.monotonic()
         self._interrupted = threading.Event()
-        self.stopped = ""
 
     def run(self, todo: Todo, count: int) -> None:
         """Enqueue the rows and collect their results until all are in the ledger or the run stops.
@@ -111,7 +108,7 @@ class Run:
                 self._all_rounds(todo, count)
         finally:
             # If another run has taken over, its budgets must stay.
-            if self._limits.max_cost is not None and self._holds_output():
+            if self.limits.max_cost is not None and self._holds_output():
                 self._remove_budgets()
         if self._interrupted.is_set():
             raise KeyboardInterrupt
@@ -119,7 +116,7 @@ class Run:
             ended = self._tally.ended - self._tally.cancelled
             raise TooManyFailures(
                 f"{self._tally.failed} of {ended} rows failed, more than {self.stopped}="
-                f"{getattr(self._limits, self.stopped)}. The results so far are in {self._ledger.output}; the failed "
+                f"{getattr(self.limits, self.stopped)}. The results so far are in {self.ledger.output}; the failed "
                 "rows have penstock_state = 'failed'."
             )
 
@@ -136,7 +133,7 @@ class Run:
     def _round(self, todo: Todo, missing: Todo, count: int) -> None:
         """Enqueue rows and wait for their results, or until waiting is futile: jobs may be gone from the store."""
         keeps_ids = missing is todo and todo.ids is None and count <= MAX_REMEMBERED
-        enqueueing = _Enqueueing(missing.rows, self._batch, keeps_ids=keeps_ids)
+        enqueueing = _Enqueueing(missing.rows, self.batch, keeps_ids=keeps_ids)
         try:
             self._collect(todo, enqueueing, count)
             self._ids = enqueueing.ids or self._ids
@@ -149,20 +146,20 @@ class Run:
         expected = self._tally.ended + count
         last_at = seen_at = time.monotonic()
         while self._tally.ended < expected:
-            all_ready, any_ready = self._collector.poll(expected - self._tally.ended)
+            all_ready, any_ready = self.collector.poll(expected - self._tally.ended)
             now = time.monotonic()
             if not any_ready:
                 seen_at = now
             is_due = all_ready or now - seen_at > self._commit_s(now)
             if is_due or (any_ready and enqueueing.is_done and self._is_drained()):
-                self._collector.collect()
+                self.collector.collect()
                 last_at = seen_at = time.monotonic()
-            self._progress.show(self._tally)
-            self._lease.report(
+            self.progress.show(self._tally)
+            self.lease.report(
                 {"total": self._tally.total, "ended": self._tally.ended, "failed": self._tally.failed}
             )
             enqueueing.check()
-            self._workers.check()
+            self.workers.check()
             self._stop_if_due(todo, enqueueing)
             self._warn_if_idle(now - last_at)
             if enqueueing.is_done and self._is_futile(now - last_at):
@@ -179,23 +176,23 @@ class Run:
             return
         if self._interrupted.is_set():
             self.stopped = "interrupted"
-        elif self._lease.is_cancelled:
+        elif self.lease.is_cancelled:
             self.stopped = "cancelled"
-        elif passed := self._limits.stop_for(self._tally):
+        elif passed := self.limits.stop_for(self._tally):
             self.stopped = passed
         elif self._is_over_budget():
             self.stopped = "max_cost"
         if self.stopped:
-            self._collector.is_stopping = True
+            self.collector.is_stopping = True
             again = " (press Ctrl-C again to leave immediately)" if self.stopped == "interrupted" else ""
-            self._progress.warn(f"stopping: {self.stopped}; waiting for running jobs to finish{again}")
+            self.progress.warn(f"stopping: {self.stopped}; waiting for running jobs to finish{again}")
             # Rows that are enqueued later could not be cancelled.
             enqueueing.join()
-            cancel_rows(self._missing(todo).rows, self._batch)
+            cancel_rows(self._missing(todo).rows, self.batch)
 
     def _is_drained(self) -> bool:
         """Return whether the queue has no open jobs left."""
-        return not self._store.run(self._store.storage.counts(self._batch.queue)).open
+        return not self.store.run(self.store.storage.counts(self.batch.queue)).open
 
     def _is_futile(self, idle_s: float) -> bool:
         """Return whether no further results are likely. A stopping run does not wait for long handlers. Otherwise the
@@ -204,12 +201,12 @@ class Run:
             return False
         if self.stopped or idle_s > _LONGEST_IDLE_S:
             return True
-        return self._is_drained() and not self._collector.poll(1)[1]
+        return self._is_drained() and not self.collector.poll(1)[1]
 
     def _missing(self, todo: Todo) -> Todo:
         """Return the rows without a ledger row of this run. Rows of earlier runs do not count: those may be cancelled,
         or failed and due for a retry."""
-        ended = self._collector.ended
+        ended = self.collector.ended
         ids = self._ids if todo.ids is None else todo.ids
         if ids is not None and ended is not None:
             left = {
@@ -218,66 +215,66 @@ class Run:
             # For many rows, Spark uses a join instead of a list of ids.
             if todo.ids is not None or not left:
                 return todo.only(left)
-        known = self._ledger.ends()
+        known = self.ledger.outcomes()
         if known is None:
             return Todo(todo.rows)
         done = latest(known.where(F.col("commit") > self._began_after))
-        ends = done.select("job_id", "fingerprint")
-        return Todo(todo.rows.join(ends, ["job_id", "fingerprint"], "left_anti"))
+        outcomes = done.select("job_id", "fingerprint")
+        return Todo(todo.rows.join(outcomes, ["job_id", "fingerprint"], "left_anti"))
 
     def _warn_if_idle(self, idle_s: float) -> None:
         now = time.monotonic()
-        patience_s = _STARTING_S if self._workers.are_ours else _NOBODY_S
+        patience_s = _STARTING_S if self.workers.are_ours else _NOBODY_S
         if idle_s < patience_s or now - self._warned_at < _NOBODY_S:
             return
         self._warned_at = now + _IDLE_S
-        queue = self._batch.queue
-        workers = self._store.run(self._store.storage.workers(queue))
-        counts = self._store.run(self._store.storage.counts(queue))
+        queue = self.batch.queue
+        workers = self.store.run(self.store.storage.workers(queue))
+        counts = self.store.run(self.store.storage.counts(queue))
         if counts.paused:
-            self._progress.warn(f"queue {queue!r} is paused. Call queue.resume() to continue.")
+            self.progress.warn(f"queue {queue!r} is paused. Call queue.resume() to continue.")
         elif not any(worker.age_ms < _ALIVE_MS for worker in workers):
             remedy = (
                 "The workers of this run have not begun. Check what their module does when it is imported."
-                if self._workers.are_ours
+                if self.workers.are_ours
                 else "Start a worker, or set workers=4."
             )
-            self._progress.warn(
+            self.progress.warn(
                 f"no worker is claiming from queue {queue!r}: {counts.waiting:,} jobs are waiting. {remedy}"
             )
 
     # The budget is on a flow that all jobs of the output belong to, so the store itself stops further jobs.
 
     def _holds_output(self) -> bool:
-        return self._store.run(self._lease.lease_check.is_held(self._store.storage))
+        return self.store.run(self.lease.lease_check.is_held(self.store.storage))
 
     def _set_budget(self) -> None:
         self._remove_budgets()
-        if self._limits.max_cost is None:
+        if self.limits.max_cost is None:
             return
-        micros = self._spent() + round(self._limits.max_cost * MILLION)
-        budget = Budget(self._limits.cost_name, micros, flow=self._batch.flow)
-        self._store.run(self._store.storage.set_budget(self._batch.queue, budget))
+        micros = self._spent() + round(self.limits.max_cost * MILLION)
+        budget = Budget(self.limits.cost_name, micros, flow=self.batch.flow)
+        self.store.run(self.store.storage.set_budget(self.batch.queue, budget))
 
     def _spent(self) -> int:
-        used = self._store.run(self._store.storage.usage(self._batch.queue))
-        name, flow = self._limits.cost_name, self._batch.flow
+        used = self.store.run(self.store.storage.usage(self.batch.queue))
+        name, flow = self.limits.cost_name, self.batch.flow
         return sum(use.micros for use in used if (use.kind, use.key, use.name) == ("flow", flow, name))
 
     def _is_over_budget(self) -> bool:
-        if self._limits.max_cost is None:
+        if self.limits.max_cost is None:
             return False
         return any(budget.spent >= budget.micros for budget in self._budgets())
 
     def _remove_budgets(self) -> None:
         """Remove all budgets, including those of killed runs, which would stop the jobs of this one."""
         for budget in self._budgets():
-            removed = self._store.storage.remove_budget(self._batch.queue, budget.name, flow=self._batch.flow)
-            self._store.run(removed)
+            removed = self.store.storage.remove_budget(self.batch.queue, budget.name, flow=self.batch.flow)
+            self.store.run(removed)
 
     def _budgets(self) -> list[Budget]:
-        budgets = self._store.run(self._store.storage.budgets(self._batch.queue))
-        return [budget for budget in budgets if budget.flow == self._batch.flow]
+        budgets = self.store.run(self.store.storage.budgets(self.batch.queue))
+        return [budget for budget in budgets if budget.flow == self.batch.flow]
 
 
 class _Enqueueing:

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
 from penstock.spark.compaction import Moved
 from penstock.spark.processing.snapshot import FINGERPRINTS
@@ -108,15 +107,15 @@ _SMALL: Final = 20_000
 COMPLETED: Final = 1
 FAILED: Final = 2
 
-_LONG: Final = LongType()
-SETTLED: Final = StructType(
+_LONG: Final = T.LongType()
+SETTLED: Final = T.StructType(
     [
-        StructField("first", _LONG),
-        StructField("second", _LONG),
-        StructField("job", _LONG),
-        StructField("settled", ByteType()),
+        T.StructField("first", _LONG),
+        T.StructField("second", _LONG),
+        T.StructField("job", _LONG),
+        T.StructField("settled", T.ByteType()),
         # Dense, from 0, for bitmaps.
-        StructField("position", _LONG),
+        T.StructField("position", _LONG),
     ]
 )
 _ARROW: Final = pa.schema(

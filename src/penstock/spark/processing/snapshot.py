@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
 from penstock.core.job import EMPTY_EXTRAS, NewJob
-from penstock.spark.cells import canonical_maker, column_values
+from penstock.spark.cells import arrow_schema, canonical_maker, column_values
 from penstock.spark.rows import Layout, Refused, new_jobs, payload_columns, placements, rows_of
 from penstock.spark.schemas import quoted
 
@@ -21,37 +21,24 @@ from penstock.spark.schemas import quoted
 FINGERPRINTS: Final = "v2-"
 _LENGTH: Final = len(FINGERPRINTS) + 32
 
-_TEXT: Final = StringType()
-SNAPSHOT: Final = StructType(
+_TEXT: Final = T.StringType()
+SNAPSHOT: Final = T.StructType(
     [
-        StructField("job_id", _TEXT),
-        StructField("fingerprint", _TEXT),
-        StructField("payload", BinaryType()),
-        StructField("placement", _TEXT),
-        StructField("key_json", _TEXT),
-        StructField("refused", _TEXT),
-        StructField("bad_key", BooleanType()),
+        T.StructField("job_id", _TEXT),
+        T.StructField("fingerprint", _TEXT),
+        T.StructField("payload", T.BinaryType()),
+        T.StructField("placement", _TEXT),
+        T.StructField("key_json", _TEXT),
+        T.StructField("refused", _TEXT),
+        T.StructField("bad_key", T.BooleanType()),
         # The fingerprint as earlier versions computed it, if requested.
-        StructField("former", _TEXT),
+        T.StructField("former", _TEXT),
         # The hashes that Spark computed (``row_hashes``); null if it cannot.
-        StructField("first", LongType()),
-        StructField("second", LongType()),
+        T.StructField("first", T.LongType()),
+        T.StructField("second", T.LongType()),
     ]
 )
-_ARROW: Final = pa.schema(
-    [
-        ("job_id", pa.string()),
-        ("fingerprint", pa.string()),
-        ("payload", pa.binary()),
-        ("placement", pa.string()),
-        ("key_json", pa.string()),
-        ("refused", pa.string()),
-        ("bad_key", pa.bool_()),
-        ("former", pa.string()),
-        ("first", pa.int64()),
-        ("second", pa.int64()),
-    ]
-)
+_ARROW: Final = arrow_schema(SNAPSHOT)
 # A key that cannot be encoded is shown as text in the error.
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 

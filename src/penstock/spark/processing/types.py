@@ -8,20 +8,10 @@ from typing import Any, Final, NamedTuple
 import msgspec.inspect as known
 import pyarrow as pa
 import pyarrow.types as kinds
+import pyspark.sql.types as T
 from msgspec.structs import FieldInfo
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    AtomicType,
-    BinaryType,
-    DataType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from penstock.client.task import Task
 from penstock.errors import InvalidInput
@@ -98,7 +88,7 @@ class Fit(NamedTuple):
     whole: str = ""
 
 
-def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None = None) -> Fit:
+def fit(task: Task[..., Any], schema: T.StructType, columns: Sequence[str] | None = None) -> Fit:
     """Return the columns that become arguments of the task: ``columns``, or those that are parameters. A task with a
     single parameter that takes an object, and that no column is named after, receives the whole row.
 
@@ -130,13 +120,13 @@ def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None 
     return Fit(chosen)
 
 
-def value_type(hint: Any) -> DataType | None:
+def value_type(hint: Any) -> T.DataType | None:
     """Return the column type for results with this return hint; ``None`` if the hint does not determine it."""
     info = _info(hint)
     return None if info is None else _spark_type(info)
 
 
-def _takes_row(parameters: Mapping[str, FieldInfo], schema: StructType) -> str:
+def _takes_row(parameters: Mapping[str, FieldInfo], schema: T.StructType) -> str:
     """Return the name of the parameter that takes the whole row, or ""."""
     if len(parameters) != 1:
         return ""
@@ -154,7 +144,7 @@ def _info(hint: Any) -> known.Type | None:
         return None
 
 
-def _check_type(task: Task[..., Any], parameter: FieldInfo, type: DataType) -> None:
+def _check_type(task: Task[..., Any], parameter: FieldInfo, type: T.DataType) -> None:
     info = _info(parameter.type)
     if info is not None and not _fits(type, info):
         name, hint = parameter.encode_name, parameter.type
@@ -164,7 +154,7 @@ def _check_type(task: Task[..., Any], parameter: FieldInfo, type: DataType) -> N
         )
 
 
-def _fits(type: DataType, info: known.Type) -> bool:
+def _fits(type: T.DataType, info: known.Type) -> bool:
     if isinstance(info, (known.AnyType, known.CustomType, known.RawType)):
         return True
     if isinstance(info, known.UnionType):
@@ -175,7 +165,7 @@ def _fits(type: DataType, info: known.Type) -> bool:
     return kind is None or not kind.hints or isinstance(info, kind.hints)
 
 
-def _spark_type(info: known.Type) -> DataType | None:
+def _spark_type(info: known.Type) -> T.DataType | None:
     match info:
         case known.EnumType() | known.LiteralType():
             return _of_values(info)
@@ -193,37 +183,37 @@ def _spark_type(info: known.Type) -> DataType | None:
             return spark_type(info)
 
 
-def _of_values(info: known.EnumType | known.LiteralType) -> DataType | None:
+def _of_values(info: known.EnumType | known.LiteralType) -> T.DataType | None:
     values = [member.value for member in info.cls] if isinstance(info, known.EnumType) else list(info.values)
     kinds = {type(value) for value in values}
     if kinds == {str}:
-        return StringType()
-    return LongType() if kinds == {int} else None
+        return T.StringType()
+    return T.LongType() if kinds == {int} else None
 
 
-def _array(item: known.Type) -> DataType | None:
+def _array(item: known.Type) -> T.DataType | None:
     element = _spark_type(item)
-    return None if element is None else ArrayType(element)
+    return None if element is None else T.ArrayType(element)
 
 
-def _map(info: known.DictType) -> DataType | None:
+def _map(info: known.DictType) -> T.DataType | None:
     key, value = _spark_type(info.key_type), _spark_type(info.value_type)
     kind = None if key is None else kind_of(key)
     if key is None or value is None or kind is None or not kind.is_map_key:
         return None
-    return MapType(key, value)
+    return T.MapType(key, value)
 
 
-def _struct(info: known.StructType | known.DataclassType | known.TypedDictType) -> DataType | None:
+def _struct(info: known.StructType | known.DataclassType | known.TypedDictType) -> T.DataType | None:
     if isinstance(info, known.StructType) and info.array_like:
         return None
     types = {field.encode_name: _spark_type(field.type) for field in info.fields}
     if not types or None in types.values():
         return None
-    return StructType([StructField(name, type) for name, type in types.items() if type is not None])
+    return T.StructType([T.StructField(name, type) for name, type in types.items() if type is not None])
 
 
-def _optional(info: known.UnionType) -> DataType | None:
+def _optional(info: known.UnionType) -> T.DataType | None:
     members = [member for member in info.types if not isinstance(member, known.NoneType)]
     return _spark_type(members[0]) if len(members) == 1 else None
 
@@ -231,22 +221,22 @@ def _optional(info: known.UnionType) -> DataType | None:
 # Casts of columns to the types in the hints or in options.
 
 
-def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, DataType]:
+def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, T.DataType]:
     """Return the types of these columns according to the task's hints: of its parameters or, if it takes whole rows, of
     their members. Only scalar types that text can be cast to are included."""
     parameters = {name: value_type(field.type) for name, field in task.signature.fields.items()}
     if len(parameters) == 1 and not parameters.keys() & set(columns):
         (row,) = parameters.values()
-        parameters = {field.name: field.dataType for field in row} if isinstance(row, StructType) else {}
+        parameters = {field.name: field.dataType for field in row} if isinstance(row, T.StructType) else {}
     # Text for bytes is Base64, which the task decodes.
     return {
         name: type
         for name, type in parameters.items()
-        if name in columns and isinstance(type, AtomicType) and not isinstance(type, BinaryType)
+        if name in columns and isinstance(type, T.AtomicType) and not isinstance(type, T.BinaryType)
     }
 
 
-def cast(df: DataFrame, types: Mapping[str, DataType]) -> DataFrame:
+def cast(df: DataFrame, types: Mapping[str, T.DataType]) -> DataFrame:
     """Return the table with columns cast to these types. Read it once first, to check every value.
 
     Raises:

@@ -18,8 +18,8 @@ import threading
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, Final, Protocol, Self
+from types import ModuleType
+from typing import Any, Final, Self
 
 from pyspark.sql import SparkSession
 
@@ -87,9 +87,7 @@ class RunWorkers:
             self._started = started.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._users -= 1
         if not self._users:
             self._started.__exit__(kind, error, trace)
@@ -143,21 +141,9 @@ def refuse_in_local_worker() -> None:
         )
 
 
-class LocalWorkers(Protocol):
-    """Workers on one queue, within a ``with`` block."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def check(self) -> None:
-        """Raise ``FleetFailed`` if all workers have stopped by themselves."""
-        ...
-
-
-def open_local_workers(task: Task[..., Any], count: int, *, concurrency: int) -> LocalWorkers:
+def open_local_workers(
+    task: Task[..., Any], count: int, *, concurrency: int
+) -> _ThreadWorker | _ProcessWorkers:
     """Return ``count`` workers for the task's queue. Each runs up to ``concurrency`` jobs at a time.
 
     Raises:
@@ -188,9 +174,7 @@ class _ThreadWorker:
         self._is_ready.wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if self._thread.is_alive() and self._loop is not None:
             try:
@@ -246,9 +230,7 @@ class _ProcessWorkers:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         for process in self._processes:
             _stop(process, without_grace=is_interrupted)
