@@ -7,7 +7,6 @@ work. The ledger knows which rows are done, so a mark that is lost or too low co
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import unquote
 
@@ -17,7 +16,7 @@ import pyarrow.types as kinds
 import pyspark.sql.types as T
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -29,7 +28,7 @@ from penstock.spark.delta import Folder, open_folder
 from penstock.spark.local import session
 from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.types import plain_type
-from penstock.spark.publishing import local_path
+from penstock.spark.publishing import local_path, write_text
 from penstock.spark.schemas import quoted
 from penstock.spark.tasks import Batches, Mapper
 
@@ -229,16 +228,12 @@ def write_mark(spark: SparkSession, ledger: Ledger, mark: Mark) -> None:
     path = f"{ledger.output.rstrip('/')}/{_FILE}"
     here = local_path(path)
     if here is not None and here.parent.is_dir():
-        draft = here.with_name(f"{_FILE}.{os.getpid()}")
-        draft.write_text(text)
-        draft.replace(here)
+        write_text(spark, path, text)
         return
     spark.createDataFrame([(text,)], "value string").coalesce(1).write.mode("overwrite").text(path)
 
 
 def _stored(spark: SparkSession, ledger: Ledger) -> str:
-    from pyspark.errors import AnalysisException
-
     try:
         if not ledger.is_path:
             properties = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -26,7 +26,7 @@ _EXAMPLES: Final = 3
 # Up to this many keys, this process compares them without Spark, whose shuffle would take longer.
 _MAX_COMPARED: Final = 200_000
 _SETTLED: Final = {"completed": COMPLETED, "failed": FAILED}
-_JUDGED: Final = StructType([*SNAPSHOT.fields, StructField("verdict", StringType())])
+_COMPARED: Final = StructType([*SNAPSHOT.fields, StructField("verdict", StringType())])
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,46 +68,31 @@ class Todo(msgspec.Struct, frozen=True):
         return Todo(self.rows.where(F.col("job_id").isin(list(ids))), ids)
 
 
-class Judged(Protocol):
-    """The keys of a snapshot, compared with the ledger. ``counts`` has the number of keys by verdict."""
-
-    duplicate: int
-    rejected: int
-    counts: Mapping[str, int]
-
-    def chosen(self, verdicts: Sequence[str], limit: int | None) -> Todo:
-        """Return the rows with these verdicts, up to ``limit``."""
-
-    def known_jobs(self) -> DataFrame:
-        """Return the jobs in the ledger by their hash in the index."""
-
-    def settled(self, ended: Mapping[str, tuple[str, str]]) -> tuple[DataFrame, int]:
-        """Return the index entries for rows that are now settled, and their number. ``ended`` has the fingerprint and
-        state by job of rows that the run has written; it is empty if there are too many."""
-
-
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, the rows to enqueue, and their origin."""
 
     plan: ProcessPlan
     todo: Todo
     rows: DataFrame
-    judged: Any
+    compared: Compared
     intake: Intake
     ledger: Ledger
 
     def remember(self, ended: Mapping[str, tuple[str, str]] | None) -> None:
-        """Add the rows that are now settled to the index. ``ended``: see ``Judged.settled``. After a kill, the next run
+        """Add the rows that are now settled to the index; ``ended`` is as for ``settled``. After a kill, the next run
         adds them from the ledger."""
         index = self.intake.index
         if index is None:
             return
         newer = index.files_now()
-        entries, count = self.judged.settled(ended or {})
+        entries, count = self.compared.settled(ended or {})
         if not newer and not count:
             return
         has_moved = (
-            index.newer or self.plan.rejected or ended is None or self.judged.counts.keys() - {"new", "done"}
+            index.newer
+            or self.plan.rejected
+            or ended is None
+            or self.compared.counts.keys() - {"new", "done"}
         )
         index.add(entries, count, changed=self.ledger.outcomes(newer) if newer and has_moved else None)
 
@@ -128,11 +113,11 @@ def planned(
             "error".
     """
     taken = intake.take(retry_failed=retry_failed)
-    judged = _judge(taken, ledger, folder)
-    if _has_divided_keys(intake, taken, judged):
+    compared = _compare(taken, ledger, folder)
+    if _has_divided_keys(intake, taken, compared):
         taken = intake.take_all()
-        judged = _judge(taken, ledger, folder)
-    counts = judged.counts
+        compared = _compare(taken, ledger, folder)
+    counts = compared.counts
     changed = counts.get("changed", 0)
     if changed and on_change == "error":
         raise InvalidInput(
@@ -148,36 +133,36 @@ def planned(
         changed=changed,
         done=counts.get("done", 0) + taken.done,
         failed=counts.get("failed", 0) + taken.failed,
-        duplicate=judged.duplicate + taken.duplicate,
-        rejected=judged.rejected,
+        duplicate=compared.duplicate + taken.duplicate,
+        rejected=compared.rejected,
         todo=todo,
     )
     return Planned(
         plan=plan,
-        todo=judged.chosen(verdicts, limit),
+        todo=compared.chosen(verdicts, limit),
         rows=taken.rows,
-        judged=judged,
+        compared=compared,
         intake=intake,
         ledger=ledger,
     )
 
 
-def _has_divided_keys(intake: Intake, taken: IntakeRows, judged: Judged) -> bool:
+def _has_divided_keys(intake: Intake, taken: IntakeRows, compared: Compared) -> bool:
     """Return whether a key has settled rows and others, which may have different payloads."""
     settled = taken.done + taken.failed
-    if not settled or intake.entries is None or len(judged.counts.keys() - {"new"}) == 0:
+    if not settled or intake.entries is None or len(compared.counts.keys() - {"new"}) == 0:
         return False
-    return taken.has_settled(intake.entries.join(F.broadcast(judged.known_jobs()), "job", "left_semi"))
+    return taken.has_settled(intake.entries.join(F.broadcast(compared.known_jobs()), "job", "left_semi"))
 
 
-def _judge(taken: IntakeRows, ledger: Ledger, folder: str) -> Judged:
+def _compare(taken: IntakeRows, ledger: Ledger, folder: str) -> Compared:
     if taken.few is not None:
         return _SmallSnapshot(taken.rows, taken.few, ledger)
     return _LargeSnapshot(taken, ledger, folder)
 
 
 class _SmallSnapshot:
-    """A small snapshot, judged without Spark."""
+    """The keys of a small snapshot, compared with the ledger without Spark. ``counts`` is their number by verdict."""
 
     def __init__(self, frame: DataFrame, rows: pa.Table, ledger: Ledger) -> None:
         self._frame = frame
@@ -206,18 +191,22 @@ class _SmallSnapshot:
         self._ids: Mapping[str, str] = {}
 
     def chosen(self, verdicts: Sequence[str], limit: int | None) -> Todo:
+        """Return the rows with these verdicts, up to ``limit``."""
         ids = sorted(id for id, verdict in self._verdicts.items() if verdict in verdicts)[:limit]
         self._ids = {id: self._rows[id]["fingerprint"] for id in ids}
         rows = [{**self._rows[id], "verdict": self._verdicts[id]} for id in ids]
         table = pa.Table.from_pylist(rows, schema=self._schema)
-        return Todo(self._frame.sparkSession.createDataFrame(table, _JUDGED), self._ids)
+        return Todo(self._frame.sparkSession.createDataFrame(table, _COMPARED), self._ids)
 
     def known_jobs(self) -> DataFrame:
+        """Return the jobs in the ledger by their hash in the index."""
         ids = [id for id, verdict in self._verdicts.items() if verdict != "new"]
         jobs = self._frame.sparkSession.createDataFrame(pa.table({"job_id": pa.array(ids, pa.string())}))
         return jobs.select(job_hash(F.col("job_id")).alias("job"))
 
     def settled(self, ended: Mapping[str, tuple[str, str]]) -> tuple[DataFrame, int]:
+        """Return the index entries for rows that are now settled, and their number. ``ended`` has the fingerprint and
+        state by job of rows that the run has written; it is empty if there are too many."""
         entries = []
         for id, row in self._rows.items():
             state = {"done": "completed", "failed": "failed"}.get(self._verdicts[id], "")
@@ -230,7 +219,7 @@ class _SmallSnapshot:
 
 
 class _LargeSnapshot:
-    """A large snapshot, judged by Spark. Once judged, they are written to a file."""
+    """The keys of a large snapshot, compared by Spark, which writes them to a file; see ``_SmallSnapshot``."""
 
     def __init__(self, taken: IntakeRows, ledger: Ledger, folder: str) -> None:
         self._ledger = ledger
@@ -245,7 +234,7 @@ class _LargeSnapshot:
             self.counts: Mapping[str, int] = {"new": taken.count}
             return
         self.duplicate, self.rejected = _check_rows(taken.rows)
-        self._rows = materialize(_with_verdicts(taken.rows, ledger), f"{folder}/judged")
+        self._rows = materialize(_with_verdicts(taken.rows, ledger), f"{folder}/compared")
         counted = self._rows.groupBy("verdict").count().collect()
         self.counts = {row["verdict"]: row["count"] for row in counted}
 
@@ -286,6 +275,9 @@ class _LargeSnapshot:
             return False
         rows = zip(*(column.to_pylist() for column in self._fresh.columns), strict=True)
         return all(ended.get(id) == (fingerprint, "completed") for id, fingerprint in rows)
+
+
+Compared: TypeAlias = _SmallSnapshot | _LargeSnapshot
 
 
 def _plain_rows(rows: DataFrame) -> pa.Table | None:

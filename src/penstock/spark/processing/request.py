@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 import msgspec
 from deltalake import DeltaTable
@@ -38,9 +38,6 @@ from penstock.spark.schemas import namespace_of
 from penstock.spark.store import Store, shared_url
 
 logger = get_logger("penstock.spark")
-
-_TABLE: Final = "table:"
-_DELTA: Final = "delta"
 
 
 class Scratch:
