@@ -234,7 +234,8 @@ class Table:
         else:
             _probe(self.folder)
         try:
-            _create(self.folder, self.schema)
+            schema, options = Schema.from_arrow(self.schema), dict(self.folder.options)
+            create_table_with_add_actions(self.folder.root, schema, [], storage_options=options)
         except DeltaError:
             if self.load().table is None:
                 raise
@@ -333,12 +334,6 @@ def vacuum(table: DeltaTable, *, full: bool) -> None:
     except DeltaError:
         # The table asks for a longer time.
         table.vacuum(dry_run=False, full=full)
-
-
-def _create(folder: Folder, schema: pa.Schema) -> None:
-    create_table_with_add_actions(
-        folder.root, Schema.from_arrow(schema), [], storage_options=dict(folder.options)
-    )
 
 
 def _probe(folder: Folder) -> None:

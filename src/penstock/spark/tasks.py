@@ -35,6 +35,14 @@ def counted(rows: DataFrame, task: Callable[[Batches], Counter[str]]) -> Counter
     return total
 
 
+def parallelism(spark: SparkSession) -> int:
+    """Return the number of tasks that the session runs at a time."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no context
+        return int(spark.conf.get("spark.sql.shuffle.partitions", "8") or 8)
+
+
 def numbered(spark: SparkSession, items: Sequence[object]) -> DataFrame:
     """Return the indexes of items, one per partition."""
     return spark.range(0, len(items), 1, max(len(items), 1))

@@ -25,7 +25,7 @@ from penstock.spark.event_ranges import EventRange, matching_queues, read_range
 from penstock.spark.history.tables import BronzeState, EpochChange, History, Loss, Place, Range
 from penstock.spark.schemas import EVENTS, ReadOptions
 from penstock.spark.store import Store
-from penstock.spark.tasks import collected, each, numbered
+from penstock.spark.tasks import collected, each, numbered, parallelism
 from penstock.storage.contract import Storage
 
 _IDENTIFYING = ("type", "id", "incarnation", "token", "run", "worker")
@@ -240,14 +240,6 @@ def bronze_state(history: History, snapshot: Snapshot) -> BronzeState:
         epochs[row["queue"]] = (*epochs.get(row["queue"], ()), row["epoch"])
         places[row["queue"]] = Place(row["epoch"], row["seq_max"])
     return BronzeState(places=places, epochs=epochs)
-
-
-def parallelism(spark: SparkSession) -> int:
-    """Return the number of tasks that the session runs at a time."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # Spark Connect has no context
-        return int(spark.conf.get("spark.sql.shuffle.partitions", "8") or 8)
 
 
 async def _plan(

@@ -30,7 +30,7 @@ from penstock.spark.processing.ledger import Ledger
 from penstock.spark.processing.types import plain_type
 from penstock.spark.publishing import local_path, write_text
 from penstock.spark.schemas import quoted
-from penstock.spark.tasks import Batches, Mapper
+from penstock.spark.tasks import Batches, Mapper, parallelism
 
 logger = get_logger("penstock.spark")
 
@@ -60,17 +60,12 @@ def delta_dataframe(table: DeltaTable, spark: SparkSession, *, since: int | None
     if not fresh.num_rows:
         return spark.createDataFrame([], schema)
     folder = open_folder(table.table_uri, table._storage_options)
-    count = min(fresh.num_rows, max(spark.sparkContext.defaultParallelism, 1)) if _has_context(spark) else 1
+    count = min(fresh.num_rows, parallelism(spark))
     return (
         spark.createDataFrame(fresh)
         .repartition(count)
         .mapInArrow(_reader(folder, tuple(names), arrow_schema(schema)), schema)
     )
-
-
-def _has_context(spark: SparkSession) -> bool:
-    """Return whether the session is in this process, not behind Spark Connect."""
-    return hasattr(spark, "_jsc")
 
 
 def _refuse_features(table: DeltaTable) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pyspark.sql.types as T
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock.errors import InvalidInput
@@ -21,11 +21,6 @@ JSON_OPTIONS: Final = {
 _TORN: Final = "_corrupt_record"
 _WHOLE: Final = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _BROKEN: Final = (T.FloatType, T.DoubleType, T.DecimalType)
-
-
-def read_json(reader: DataFrameReader, path: str, schema: T.StructType) -> DataFrame:
-    """Return the rows at ``path`` with these types. Raise ``AnalysisException`` if there is nothing."""
-    return reader.schema(schema).json(path)
 
 
 def check_json(
@@ -56,7 +51,7 @@ def check_json(
                 f"{path} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
                 f"{field.dataType.simpleString()}. Cast the column, or choose another output."
             )
-    typed = read_json(spark.read, path, T.StructType([*schema.fields]).add(_TORN, T.StringType()))
+    typed = spark.read.schema(T.StructType([*schema.fields]).add(_TORN, T.StringType())).json(path)
     # Spark cannot select this column alone.
     torn = typed.select(_TORN, schema.fieldNames()[-1]).where(F.col(_TORN).isNotNull()).first()
     if torn is not None:

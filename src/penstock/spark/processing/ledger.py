@@ -24,7 +24,7 @@ from penstock.spark.compaction import Moved
 from penstock.spark.delta import Folder
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
 from penstock.spark.driver_lease import output_identity
-from penstock.spark.processing.jsonledger import JSON_OPTIONS, check_json, read_json
+from penstock.spark.processing.jsonledger import JSON_OPTIONS, check_json
 from penstock.spark.publishing import (
     append_files,
     append_table,
@@ -112,8 +112,7 @@ class Ledger:
 
     @property
     def _schema(self) -> T.StructType:
-        value = [] if self._value is None else [T.StructField(VALUE, self._value)]
-        ours = [T.StructField(self._name(field.name), field.dataType) for field in (*COLUMNS, *value)]
+        ours = [T.StructField(self._name(name), type) for name, type in self._columns()]
         return T.StructType([*self._key.fields, *ours])
 
     def read(self) -> DataFrame | None:
@@ -149,7 +148,7 @@ class Ledger:
             if not self._is_inferred:
                 self._note_names(self._spark.read.json(path).columns)
                 self._is_inferred = True
-            return read_json(_distinct(self._spark.read), path, self._schema)
+            return _distinct(self._spark.read).schema(self._schema).json(path)
         return _distinct(self._spark.read).format(self._format).option("mergeSchema", "true").load(path)
 
     @property
