@@ -18,13 +18,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
-# Tables and tests need libraries that take longer to import than most commands take to run. The plain app reads the
-# environment when it is imported.
+# Tables and tests need libraries that take longer to import than most commands take to run.
 _NOT_LOADED: Final = (
     "penstock.spark",
     "penstock.testing",
     "penstock.bridges",
-    "penstock.cli.plainapp",
     "penstock.__main__",
 )
 

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.commands import COMMANDS, penstock
-from penstock.cli.parameters import STATES, Flags
+from penstock.cli.completion import STATES
+from penstock.cli.parameters import Flags
 from penstock.cli.settings import KEYS
 from penstock.cli.synonyms import INSTEAD, KEY_ADVICE, SAME, STATES_BY_SYNONYM
 from tests.cli.conftest import Shell

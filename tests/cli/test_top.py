@@ -12,7 +12,8 @@ from textual.widgets import DataTable, Static, Tab, TabbedContent, Tabs
 
 from penstock import App
 from penstock.cli.output import sparkline
-from penstock.cli.topscreen import Confirm, Details, Help, TopScreen
+from penstock.cli.topdetails import Details
+from penstock.cli.topscreen import Confirm, Help, TopScreen
 from penstock.core.job import Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure

@@ -16,7 +16,8 @@ from penstock.cli.connect import open_app
 from penstock.cli.output import wrapped
 from penstock.cli.parameters import Flags
 from penstock.cli.settings import Settings
-from penstock.cli.topscreen import Details, TopScreen
+from penstock.cli.topdetails import Details
+from penstock.cli.topscreen import TopScreen
 from penstock.client.situation import command_context, command_line, worker_command
 from penstock.core.job import NewJob
 from tests.causes import CAUSES, Cause, plant

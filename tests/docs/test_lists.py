@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import parameters
+from penstock.cli import completion, parameters
 from penstock.core.event import COLUMNS
 from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
 from penstock.storage.contract import Storage
@@ -44,7 +44,7 @@ def test_a_page_has_all_names(page: str, names: set[str]) -> None:
 
 
 def test_the_command_line_knows_every_state() -> None:
-    assert set(parameters.STATES) == set(State)
+    assert set(completion.STATES) == set(State)
     assert set(parameters.OPEN) == OPEN
 
 

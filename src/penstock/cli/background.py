@@ -13,9 +13,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from penstock.cli.config import shown_argument
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
+from penstock.cli.errors import CommandLineError, ExitCode, InvalidUsage, NotFound, WrongState
 from penstock.cli.output import exact, print_json, print_table, when
-from penstock.cli.parameters import Flags, PlainCommand, command, json_option
+from penstock.cli.parameters import PlainCommand, command, json_option, option
 from penstock.cli.pidfiles import (
     PidRecord,
     Surroundings,
@@ -27,7 +27,7 @@ from penstock.cli.pidfiles import (
 )
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
-from penstock.cli.values import duration, whole
+from penstock.cli.values import whole
 from penstock.core.units import milliseconds
 
 if TYPE_CHECKING:
@@ -62,21 +62,17 @@ class Place(NamedTuple):
     @property
     def last_log_line(self) -> str:
         """Return the last line of the log."""
-        lines = (
-            self.log_file.read_text(encoding="utf-8", errors="replace").split("\n")
-            if self.log_file.exists()
-            else []
-        )
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if not self.log_file.exists():
+            return ""
+        text = self.log_file.read_text(encoding="utf-8", errors="replace").rstrip()
+        return text.rpartition("\n")[2].strip()
 
 
 def places(project: Project) -> list[Place]:
     """Return the places that have a pid file, by number."""
     files = (project.folder / "workers").glob("worker-*.pid")
     numbers = (path.stem.removeprefix("worker-") for path in files)
-    return [
-        Place.of(project, number) for number in sorted(int(number) for number in numbers if number.isdigit())
-    ]
+    return [Place.of(project, number) for number in sorted(int(n) for n in numbers if n.isdigit())]
 
 
 def start_worker(place: Place, arguments: list[str], surroundings: Surroundings | None = None) -> int:
@@ -89,30 +85,7 @@ def start_worker(place: Place, arguments: list[str], surroundings: Surroundings 
         raise WrongState(
             f"{place.name} is already running (process {record.pid}). Use `penstock worker restart`, or stop it first."
         )
-    surroundings = surroundings or Surroundings.here()
-    if not Path(surroundings.folder).is_dir():
-        raise NotFound(f"{place.name} did not start: its folder {surroundings.folder} no longer exists.")
-    place.log_file.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "worker",
-        "run",
-        *arguments,
-        "--pid-file",
-        str(place.pid_file.absolute()),
-    ]
-    with open(place.log_file, "ab", opener=private) as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd=surroundings.folder,
-            env=surroundings.environment,
-        )
+    process = _launch(place, arguments, surroundings or Surroundings.here())
     deadline = time.monotonic() + _STARTING_S
     while process.poll() is None and time.monotonic() < deadline:
         record = read_record(place.pid_file)
@@ -131,6 +104,24 @@ def start_worker(place: Place, arguments: list[str], surroundings: Surroundings 
     raise CommandLineError(
         f"{place.name} did not start: {place.last_log_line.removeprefix('penstock: ')}", code
     )
+
+
+def _launch(place: Place, arguments: list[str], surroundings: Surroundings) -> subprocess.Popen[bytes]:
+    """Start the process of a worker, which writes to the log of its place."""
+    if not Path(surroundings.folder).is_dir():
+        raise NotFound(f"{place.name} did not start: its folder {surroundings.folder} no longer exists.")
+    place.log_file.parent.mkdir(parents=True, exist_ok=True)
+    run = [sys.executable, "-m", "penstock", "worker", "run"]
+    with open(place.log_file, "ab", opener=private) as log:
+        return subprocess.Popen(
+            [*run, *arguments, "--pid-file", str(place.pid_file.absolute())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=surroundings.folder,
+            env=surroundings.environment,
+        )
 
 
 def stop_workers(
@@ -156,12 +147,7 @@ def stop_workers(
 # Commands
 
 
-_timeout_option = click.option(
-    "--timeout",
-    metavar="DURATION",
-    type=duration,
-    help="Kill workers that have not exited by then. [grace and 15 s]",
-)
+_timeout_option = option("--timeout DURATION", "Kill workers that have not exited by then. [grace and 15 s]")
 
 _names_argument = click.argument("names", metavar="[NAME]...", nargs=-1)
 
@@ -183,16 +169,13 @@ class _WithOptionsOfRun(PlainCommand):
     short_help="Start workers in the background.",
     context_settings={"ignore_unknown_options": True},
 )
-@click.option(
-    "-n",
-    "--count",
-    metavar="NUMBER",
-    type=whole(1),
-    help="Total number of workers to run, including those already running. [the key workers, which is 1]",
+@option(
+    "-n, --count NUMBER",
+    "Total number of workers to run, including those already running. [the key workers, which is 1]",
+    whole(1),
 )
 @click.argument("options", metavar="[MODULE:APP] [OPTIONS OF RUN]...", nargs=-1, type=click.UNPROCESSED)
-@click.pass_obj
-def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> None:
+def start(settings: Settings, *, count: int | None, options: tuple[str, ...]) -> None:
     """Start workers in the background, with the options of `penstock worker run`.
 
     \b
@@ -202,10 +185,9 @@ def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> No
     returns when they claim jobs, or prints why they do not. With one running, -n 3 starts two more.
     """
     if options[:1] and options[0].isdigit():
-        raise CommandLineError(f"give the number of workers with -n {options[0]}.", ExitCode.USAGE)
-    settings = Settings(flags)
+        raise InvalidUsage(f"give the number of workers with -n {options[0]}.")
     settings.project.make_folder()
-    arguments = [*options, *(f"--{name}={value}" for name, value in flags.given.items())]
+    arguments = [*options, *(f"--{name}={value}" for name, value in settings.flags.given.items())]
     targets = [Place.of(settings.project, n + 1) for n in range(count or settings["workers"])]
     running = {place: record for place in targets if (record := place.record) is not None}
     lines = [
@@ -227,14 +209,12 @@ def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> No
 @command("stop", short_help="Stop the workers in the background.")
 @_names_argument
 @_timeout_option
-@click.pass_obj
-def stop(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> None:
+def stop(settings: Settings, *, names: tuple[str, ...], timeout: str | None) -> None:
     """Stop the workers in the background, or those with these NAMEs, such as worker-2. Within their grace they finish
     their jobs; then they hand back the rest.
 
     A worker that has not exited after its grace and fifteen seconds, or --timeout, is killed; its jobs run again.
     """
-    settings = Settings(flags)
     if not _stop(settings, names, timeout):
         click.echo(_none_runs(settings), err=True)
 
@@ -242,13 +222,11 @@ def stop(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> Non
 @command("restart", short_help="Stop them, and start them again with the same options.")
 @_names_argument
 @_timeout_option
-@click.pass_obj
-def restart(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> None:
+def restart(settings: Settings, *, names: tuple[str, ...], timeout: str | None) -> None:
     """Stop the workers in the background, or those with these NAMEs, and start them again with the same options.
 
     They also keep the folder and the PENSTOCK_ variables that they were started with, and so their store.
     """
-    settings = Settings(flags)
     before = _stop(settings, names, timeout)
     if not before:
         raise WrongState(f"{_none_runs(settings)}. Start one with `penstock worker start`.")
@@ -264,13 +242,11 @@ def restart(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> 
 
 @command("status", short_help="List the background workers of this project.")
 @json_option
-@click.pass_obj
-def status(flags: Flags, /, *, as_json: bool) -> None:
+def status(settings: Settings, *, as_json: bool) -> None:
     """List the workers that were started in the background of this folder. Exits with 3 if none runs.
 
     Passwords in URLs are not shown. `penstock workers` lists all workers of the store, on all machines.
     """
-    settings = Settings(flags)
     rows: list[tuple[Any, ...]] = []
     for place in places(settings.project):
         if (record := place.record) is not None:

@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.errors import CommandLineError, NotFound
 from penstock.cli.output import print_json, print_table
-from penstock.cli.parameters import Flags, command_of, family, json_option
+from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import KEYS, Origin, Setting, Settings, Value, checked_value, known_key
 from penstock.core.text import without_password
 from penstock.storage import open_storage
@@ -41,16 +41,14 @@ def config() -> None:
     shell_complete=lambda ctx, param, start: [name for name in KEYS if name.startswith(start)],
 )
 @json_option
-@click.pass_obj
-def get(flags: Flags, key: str | None, as_json: bool) -> None:
+def get(settings: Settings, key: str | None, as_json: bool) -> None:
     """Print the value of KEY that counts here. Exits with 3 if it has none. --json includes its origin.
 
     Without KEY, print all keys as `penstock config list` does.
     """
     if key is None:
-        _print_all(flags, as_json=as_json)
+        _print_all(settings, as_json=as_json)
         return
-    settings = Settings(flags)
     setting = _counting(settings, settings.setting(key))
     if as_json:
         print_json(_row(setting))
@@ -65,12 +63,11 @@ def get(flags: Flags, key: str | None, as_json: bool) -> None:
     "key", shell_complete=lambda ctx, param, start: [name for name in KEYS if name.startswith(start)]
 )
 @click.argument("value")
-@click.pass_obj
-def set_(flags: Flags, key: str, value: str) -> None:
+def set_(settings: Settings, key: str, value: str) -> None:
     """Save VALUE for KEY, for this project. An empty VALUE removes the saved value."""
     if key.lower().replace("-", "_") in _RETRIES:
         key, value = "attempts", _attempts(key, value)
-    settings, setting = Settings(flags), known_key(key)
+    setting = known_key(key)
     saved = {name: other for name, other in settings.saved.items() if name != setting.name}
     if value:
         saved[setting.name] = checked_value(setting, value, "config set")
@@ -81,7 +78,7 @@ def set_(flags: Flags, key: str, value: str) -> None:
         click.echo(f"saved, but the program {value} does not exist here", err=True)
     elif setting.name == "shell":
         click.echo("running workers use it after a restart: penstock worker restart", err=True)
-    current = Settings(flags).setting(setting.name)
+    current = Settings(settings.flags).setting(setting.name)
     if value and current.origin.kind != "saved":
         text = _text(_without_password(current.value))
         click.echo(f"saved, but {current.origin} says {text!r}, which ranks higher", err=True)
@@ -98,14 +95,12 @@ def _attempts(key: str, retries: str) -> str:
 
 @command_of(config, "list")
 @json_option
-@click.pass_obj
-def list_(flags: Flags, as_json: bool) -> None:
+def list_(settings: Settings, as_json: bool) -> None:
     """List all keys with value, origin, type and meaning. Passwords in URLs are not shown."""
-    _print_all(flags, as_json=as_json)
+    _print_all(settings, as_json=as_json)
 
 
-def _print_all(flags: Flags, *, as_json: bool) -> None:
-    settings = Settings(flags)
+def _print_all(settings: Settings, *, as_json: bool) -> None:
     current = [_counting(settings, setting) for setting in settings.all()]
     if as_json:
         print_json([_row(setting) for setting in current])
@@ -125,10 +120,9 @@ def _print_all(flags: Flags, *, as_json: bool) -> None:
 
 @command_of(config, "path")
 @json_option
-@click.pass_obj
-def path(flags: Flags, as_json: bool) -> None:
+def path(settings: Settings, as_json: bool) -> None:
     """List the files that settings are read from, the most important first."""
-    files = Settings(flags).project.files()
+    files = settings.project.files()
     if as_json:
         print_json([{"kind": kind, "path": str(file), "exists": file.is_file()} for kind, file in files])
         return

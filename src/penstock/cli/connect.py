@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import CommandLineError, InvalidUsage, NotFound
 from penstock.cli.synonyms import did_you_mean
 from penstock.client.imports import MissingModule, check_module, import_named, module_of
 from penstock.client.session import StoreName, chosen_store, from_environment
@@ -103,9 +103,8 @@ def open_app(settings: Settings) -> App:
     if (setting := settings.setting("url")).value == url and setting.origin.kind == "saved":
         _check_saved_url(url, setting.origin.place)
     if url.startswith("memory:"):
-        raise CommandLineError(
-            "memory:// is gone when this command ends. Use sqlite:///penstock.db, or a server.",
-            ExitCode.USAGE,
+        raise InvalidUsage(
+            "memory:// is gone when this command ends. Use sqlite:///penstock.db, or a server."
         )
     defaults: Any = {each.key.name: each.value for each in settings.all() if each.key.name in DEFAULTS}
     return App(url, namespace=namespace, **defaults)
@@ -116,7 +115,7 @@ def _check_saved_url(url: str, file: str) -> None:
     try:
         open_storage(url)
     except InvalidOption as error:
-        raise CommandLineError(f"{file}: {error}", ExitCode.USAGE) from error
+        raise InvalidUsage(f"{file}: {error}") from error
 
 
 def _command_context(settings: Settings) -> CommandContext:
@@ -250,7 +249,7 @@ def _module_and_name(target: str, kind: type[K], *, otherwise: str) -> tuple[str
         error = f"{target!r} {otherwise}. Give the module and the name in it, such as {example}"
     else:
         return module, name
-    raise CommandLineError(error, ExitCode.USAGE)
+    raise InvalidUsage(error)
 
 
 def _apps_below(package: str) -> list[str]:

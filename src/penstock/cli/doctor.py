@@ -14,9 +14,9 @@ import click
 
 from penstock import __version__
 from penstock.cli.connect import is_local, open_app, queues_of, refuse_missing_file, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, WrongState
+from penstock.cli.errors import CommandLineError, ExitCode, InvalidUsage, WrongState
 from penstock.cli.output import print_json, print_table, span
-from penstock.cli.parameters import Flags, command, json_option, yes_option
+from penstock.cli.parameters import command, json_option, option, yes_option
 from penstock.cli.queues import ask
 from penstock.cli.settings import Settings
 from penstock.cli.status import Halt, held_jobs, read_causes, read_counts, read_halts, read_workers
@@ -47,9 +47,8 @@ _file_argument = click.argument("file", metavar="FILE", type=click.Path(dir_okay
 
 @command("backup")
 @_file_argument
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-@click.pass_obj
-def backup(flags: Flags, /, *, file: str, force: bool) -> None:
+@option("--force", "Overwrite FILE if it exists.")
+def backup(settings: Settings, *, file: str, force: bool) -> None:
     """Write a copy of the store to FILE. Workers and producers can keep running.
 
     \b
@@ -60,14 +59,12 @@ def backup(flags: Flags, /, *, file: str, force: bool) -> None:
     """
     from penstock.storage.sqlite.backup import backup as write
 
-    url = open_app(Settings(flags)).url
+    url = open_app(settings).url
     refuse_missing_file(url)
     if Path(file).exists() and not force and is_local(url):
         raise WrongState(f"{file} exists. Choose another name, or add --force.")
     if is_local(url) and not Path(file).parent.is_dir():
-        raise CommandLineError(
-            f"the folder {Path(file).parent} does not exist. Create it first.", ExitCode.USAGE
-        )
+        raise InvalidUsage(f"the folder {Path(file).parent} does not exist. Create it first.")
     write(url, file, overwrite=force)
     click.echo(f"the backup is in {file}")
 
@@ -75,8 +72,7 @@ def backup(flags: Flags, /, *, file: str, force: bool) -> None:
 @command("restore")
 @_file_argument
 @yes_option
-@click.pass_obj
-def restore(flags: Flags, /, *, file: str, yes: bool) -> None:
+def restore(settings: Settings, *, file: str, yes: bool) -> None:
     """Replace the store with FILE, a backup that `penstock backup` has written. Stop all workers first. Asks first.
 
     All changes since the backup are lost, and jobs that finished since then may run again. Readers of events notice
@@ -84,12 +80,10 @@ def restore(flags: Flags, /, *, file: str, yes: bool) -> None:
     """
     from penstock.storage.sqlite.backup import restore as replace_store
 
-    url = open_app(Settings(flags)).url
+    url = open_app(settings).url
     if is_local(url):
         if not Path(file).is_file():
-            raise CommandLineError(
-                f"{file} is not a file. Name a file that `penstock backup` has written.", ExitCode.USAGE
-            )
+            raise InvalidUsage(f"{file} is not a file. Name a file that `penstock backup` has written.")
         question = f"Replace the store {url} with {file}? All changes since that backup are lost."
         ask(question, yes=yes, nothing="nothing was replaced")
     try:
@@ -122,15 +116,13 @@ class Finding(NamedTuple):
 
 
 @command("doctor")
-@click.option("--repair", is_flag=True, help="Repair records and indexes that do not agree.")
+@option("--repair", "Repair records and indexes that do not agree.")
 @json_option
-@click.pass_obj
-def doctor(flags: Flags, /, *, repair: bool, as_json: bool) -> int:
+def doctor(settings: Settings, *, repair: bool, as_json: bool) -> int:
     """Check the server, its clock, the libraries and the records, and print advice. Exits with 1 if it finds a problem.
 
     It compares every record with every index, which takes a while if there are millions.
     """
-    settings = Settings(flags)
 
     async def examine(app: App) -> list[Finding]:
         storage = await app.connect()

@@ -16,16 +16,15 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from penstock.cli.connect import import_app, is_local, note_on_second_store, open_app, run_app
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import ExitCode, InvalidUsage
 from penstock.cli.joboptions import JOB_OPTIONS, job_flags
-from penstock.cli.jobview import cut, title
+from penstock.cli.jobview import cut, identity, title
 from penstock.cli.newjobs import NewJobs, Totals, enqueue_lines
 from penstock.cli.output import print_json
-from penstock.cli.parameters import Flags, PlainCommand, command, json_option, queue_option_for
+from penstock.cli.parameters import PlainCommand, command, json_option, option, queue_option_for
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
 from penstock.cli.taskworkers import note_on_program, note_on_task
-from penstock.cli.values import duration
 from penstock.cli.waiting import wait_for
 from penstock.client.situation import counted
 from penstock.core.command import COMMAND_TASK, command_text
@@ -49,17 +48,15 @@ unknown job; 5 the store is unavailable or full; 6 --wait-timeout passed.
 """
 
 
-cwd_option: Final = click.option(
-    "--cwd",
-    metavar="FOLDER",
-    type=click.Path(),
-    help="Folder in which the command runs. [this one if the store is a local file, else the worker's]",
+cwd_option: Final = option(
+    "--cwd FOLDER",
+    "Folder in which the command runs. [this one if the store is a local file, else the worker's]",
+    click.Path(),
 )
-env_option: Final = click.option(
-    "--env",
-    metavar="NAME[=VALUE]",
+env_option: Final = option(
+    "--env NAME[=VALUE]",
+    "Set an environment variable; without =VALUE, copy it from this shell. May be repeated.",
     multiple=True,
-    help="Set an environment variable; without =VALUE, copy it from this shell. May be repeated.",
 )
 
 
@@ -102,42 +99,23 @@ class _Enqueue(PlainCommand):
 
 @command("enqueue", epilog=_EPILOG, cls=_Enqueue)
 @click.argument("job", nargs=-1)
-@click.option(
-    "-f",
-    "--file",
-    metavar="FILE",
-    type=click.Path(allow_dash=True),
-    help="Enqueue a job for each line of FILE; - is stdin.",
-)
-@click.option(
-    "-k", "--keep-going", is_flag=True, help="With --file: report lines that are not valid jobs, and go on."
-)
-@click.option(
-    "--ids", "print_ids", is_flag=True, help="With --file: print the id of each job, and the total on stderr."
-)
-@click.option("-t", "--task", metavar="NAME", help="Read JOB as the JSON arguments of this task.")
+@option("-f, --file FILE", "Enqueue a job for each line of FILE; - is stdin.", click.Path(allow_dash=True))
+@option("-k, --keep-going", "With --file: report lines that are not valid jobs, and go on.")
+@option("--ids", "With --file: print the id of each job, and the total on stderr.", name="print_ids")
+@option("-t, --task NAME", "Read JOB as the JSON arguments of this task.")
 @queue_option_for("The queue of the job.")
 @job_flags()
 @cwd_option
 @env_option
-@click.option(
-    "-w",
-    "--wait",
-    is_flag=True,
-    help="Wait for the job to end, print its output, and exit with its code. "
+@option(
+    "-w, --wait",
+    "Wait for the job to end, print its output, and exit with its code. "
     "Prints the first 2000 characters of a line, and the newest 1000 lines of fast output.",
 )
-@click.option(
-    "--wait-timeout",
-    metavar="DURATION",
-    type=duration,
-    help="Wait at most this long, then exit with 6. The job keeps going.",
-)
+@option("--wait-timeout DURATION", "Wait at most this long, then exit with 6. The job keeps going.")
 @json_option
-@click.pass_obj
 def enqueue(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     job: tuple[str, ...],
     file: str | None,
@@ -169,22 +147,19 @@ def enqueue(
     # Only a task may have no arguments.
     if bool(job) == bool(file) and not (task and not file):
         hint = f" If -f is part of the command, put -- before {job[0]!r}." if job else ""
-        raise CommandLineError(
-            f"give exactly one of: a command, a JSON object, -f FILE (- is stdin).{hint}", ExitCode.USAGE
-        )
+        raise InvalidUsage(f"give exactly one of: a command, a JSON object, -f FILE (- is stdin).{hint}")
     _refuse_split_duration(job, options)
     if options["delay"] is not None and options["at"] is not None:
-        raise CommandLineError("give either --delay or --at, not both.", ExitCode.USAGE)
+        raise InvalidUsage("give either --delay or --at, not both.")
     wait = wait or wait_timeout is not None
-    settings = Settings(flags)
     # JSON may name a task of the app.
     may_name_task = bool(task or file) or job[0].lstrip().startswith("{")
-    target = flags.given.get("app") or (settings["app"] if may_name_task else None)
+    target = settings.flags.given.get("app") or (settings["app"] if may_name_task else None)
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given_options(options), default_queue=settings["queue"])
     if file:
         if wait or options["id"]:
-            raise CommandLineError("--id and --wait are for one job, not for a file.", ExitCode.USAGE)
+            raise InvalidUsage("--id and --wait are for one job, not for a file.")
         return _enqueue_file(app, jobs, file, keep_going=keep_going, print_ids=print_ids, as_json=as_json)
     _refuse_several_commands(job)
     _warn(app, job, options)
@@ -208,23 +183,21 @@ def enqueue(
 
 def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> None:
     """Refuse ``--delay 5 minutes COMMAND``: the unit would become part of the command."""
-    for option in JOB_OPTIONS:
-        value = str(options[option.name] or "") if option.metavar == "DURATION" else ""
+    for each in JOB_OPTIONS:
+        value = str(options[each.name] or "") if each.metavar == "DURATION" else ""
         if len(job) > 1 and _UNIT.fullmatch(job[0]) and re.fullmatch(r"[0-9.]+s", value):
-            number, flag = value.removesuffix("s"), option.flag
-            raise CommandLineError(
-                f"{flag} {number} {job[0]}: a duration is one word. Give {flag} '{number} {job[0]}'.",
-                ExitCode.USAGE,
+            number, flag = value.removesuffix("s"), each.flag
+            raise InvalidUsage(
+                f"{flag} {number} {job[0]}: a duration is one word. Give {flag} '{number} {job[0]}'."
             )
 
 
 def _refuse_several_commands(job: tuple[str, ...]) -> None:
     """Refuse ``'echo 1' 'echo 2'``: several words are one command, whose program is the first word."""
     if len(job) > 1 and len(job[0].split()) > 1 and shutil.which(job[0]) is None:
-        raise CommandLineError(
+        raise InvalidUsage(
             f"there is no program {job[0]!r}: several words are one command. For a job of each, run "
-            f"`printf '%s\\n' {shlex.join(job)} | penstock enqueue -`. For one job, quote the whole command.",
-            ExitCode.USAGE,
+            f"`printf '%s\\n' {shlex.join(job)} | penstock enqueue -`. For one job, quote the whole command."
         )
 
 
@@ -277,15 +250,7 @@ async def _enqueue_one(
     if wait:
         return await wait_for(handle, timeout=timeout, as_json=as_json)
     if as_json:
-        print_json(
-            {
-                "id": handle.id,
-                "ref": handle.ref,
-                "queue": handle.queue,
-                "status": handle.status,
-                "state": handle.state,
-            }
-        )
+        print_json({**identity(handle), "status": handle.status, "state": handle.state})
     else:
         click.echo(handle.id)
     return 0
@@ -350,7 +315,7 @@ def _opened(file: str) -> AbstractContextManager[IO[bytes]]:
     try:
         return Path(file).open("rb", buffering=0)
     except OSError as error:
-        raise CommandLineError(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE) from error
+        raise InvalidUsage(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def given_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -366,9 +331,7 @@ def given_options(options: dict[str, Any]) -> dict[str, Any]:
 def _variable(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not re.fullmatch(r"[^\W\d]\w*", name):
-        raise CommandLineError(
-            f"--env {text}: {name!r} is not the name of a variable. Give NAME=VALUE.", ExitCode.USAGE
-        )
+        raise InvalidUsage(f"--env {text}: {name!r} is not the name of a variable. Give NAME=VALUE.")
     if not separator and name not in os.environ:
-        raise CommandLineError(f"--env {name}: {name} is not set here. Give {name}=VALUE.", ExitCode.USAGE)
+        raise InvalidUsage(f"--env {name}: {name} is not set here. Give {name}=VALUE.")
     return name, value if separator else os.environ[name]

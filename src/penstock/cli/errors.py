@@ -58,6 +58,13 @@ class CommandLineError(Exception):
         self.exit_code = exit_code
 
 
+class InvalidUsage(CommandLineError):
+    """An option, a name or a value is invalid; nothing was written."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.USAGE)
+
+
 class NotFound(CommandLineError):
     """Something that the command names does not exist."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.cli.connect import shared_store
 from penstock.cli.output import print_json, span
-from penstock.cli.parameters import Flags, StateName, command, command_of, family, json_option
+from penstock.cli.parameters import StateName, command, command_of, family, json_option, option
 from penstock.cli.settings import Settings
 from penstock.cli.spark import format_of, is_table
 from penstock.cli.sparksession import SparkChoice, open_session, session_options
@@ -23,31 +23,23 @@ if TYPE_CHECKING:
 @command("archive")
 @click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
 @click.argument("output", metavar="OUT")
-@click.option(
-    "--older-than",
-    metavar="DURATION",
-    default="7d",
-    show_default=True,
-    help="Minimum age of the jobs, since they finished.",
+@option(
+    "--older-than DURATION", "Minimum age of the jobs, since they finished.", default="7d", show_default=True
 )
-@click.option(
+@option(
     "--state",
-    "states",
-    type=StateName(["completed", "failed", "cancelled"]),
+    "Archive only jobs in this state; may be repeated.",
+    StateName(["completed", "failed", "cancelled"]),
+    name="states",
     multiple=True,
-    help="Archive only jobs in this state; may be repeated.",
 )
-@click.option("--consumer", metavar="NAME", default="", help="Release the hold of this consumer on the jobs.")
-@click.option("--out-format", metavar="NAME", help="Format of OUT. [parquet]")
-@click.option(
-    "--scratch", metavar="PATH", help="Folder of the journal if OUT is a table: the same in every run."
-)
+@option("--consumer NAME", "Release the hold of this consumer on the jobs.", default="")
+@option("--out-format NAME", "Format of OUT. [parquet]")
+@option("--scratch PATH", "Folder of the journal if OUT is a table: the same in every run.")
 @session_options
 @json_option
-@click.pass_obj
 def archive(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     queues: tuple[str, ...],
     output: str,
@@ -68,7 +60,7 @@ def archive(
 
     A job is in the store or in the table, never in both. You can kill the command at any time and run it again.
     """
-    url = shared_store(Settings(flags))
+    url = shared_store(settings)
     format = out_format or ("parquet" if is_table(output) else format_of(output, None))
     filters = {"states": states} if states else {}
     with open_session(choice, catalog=is_table(output)) as session:
@@ -115,31 +107,21 @@ def history() -> None:
 
 @command_of(history, "sync")
 @_FOLDER
-@click.option("-f", "--follow", is_flag=True, help="Keep adding new events, until Ctrl-C.")
-@click.option(
-    "--every",
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    help="With --follow: time between two syncs.",
-)
-@click.option(
-    "-q", "--queue", "queues", metavar="NAME", multiple=True, help="Only this queue; may be repeated."
-)
-@click.option("--pattern", metavar="REGEX", help="Only queues whose whole name matches.")
-@click.option("--max-events", type=click.IntRange(1), help="Maximum number of events in a sync.")
-@click.option(
+@option("-f, --follow", "Keep adding new events, until Ctrl-C.")
+@option("--every DURATION", "With --follow: time between two syncs.", default="30s", show_default=True)
+@option("-q, --queue NAME", "Only this queue; may be repeated.", name="queues", multiple=True)
+@option("--pattern REGEX", "Only queues whose whole name matches.")
+@option("--max-events NUMBER", "Maximum number of events in a sync.", click.IntRange(1))
+@option(
     "--upto",
-    type=click.Choice(["bronze", "silver", "gold"]),
+    "Stop after these tables. [gold: all]",
+    click.Choice(["bronze", "silver", "gold"]),
     default="gold",
-    help="Stop after these tables. [gold: all]",
 )
 @session_options
 @json_option
-@click.pass_obj
 def sync(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     folder: str,
     follow: bool,
@@ -154,7 +136,7 @@ def sync(
     DIR is a folder, or the URL of an object store such as s3://bucket/history. You can kill the sync at any time and
     run it again. --json prints a line for each sync.
     """
-    url = shared_store(Settings(flags))
+    url = shared_store(settings)
     with open_session(choice) as session:
         from penstock.spark import history as tables
         from penstock.spark.driver_lease import noted_interrupts
@@ -196,18 +178,19 @@ def _print(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
 
 @command_of(history, "report")
 @_FOLDER
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+@option(
+    "-o, --output FILE",
+    "File of the page.",
+    click.Path(dir_okay=False, path_type=Path),
     default="history.html",
     show_default=True,
-    help="File of the page.",
 )
-@click.option("--since", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
-@click.option("--until", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
-@click.option("--title", default="Queues", show_default=True)
-def report(*, folder: str, output: Path, since: str | None, until: str | None, title: str) -> None:
+@option("--since TIME", "ISO 8601, or how long ago: 2d.")
+@option("--until TIME", "ISO 8601, or how long ago: 2d.")
+@option("--title TEXT", "", default="Queues", show_default=True)
+def report(
+    _: Settings, *, folder: str, output: Path, since: str | None, until: str | None, title: str
+) -> None:
     """Write the history in DIR (./history) as a page, one file that loads nothing else, and print its path."""
     from penstock.spark.history import report as write_page
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-import click
-
-from penstock.cli.parameters import OPEN, completes_ids
+from penstock.cli.completion import completes_ids
+from penstock.cli.parameters import OPEN, all_options, option
 from penstock.cli.values import duration, duration_or, instant_or, some_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class JobOption(NamedTuple):
     """An option of a job: a flag of ``penstock enqueue``, and a key of a job in JSON. ``type`` is its type in JSON.
 
-    ``read`` parses the text of the flag. ``more`` are further arguments of ``click.option``.
+    ``read`` parses the text of the flag. ``more`` are further arguments of ``option``.
     """
 
     name: str
@@ -87,14 +86,7 @@ JOB_OPTIONS: Final = (
 
 def job_flags(*names: str) -> Callable[[F], F]:
     """Add the flags of these options to a command, or of all options."""
-
-    def decorate(function: F) -> F:
-        for option in reversed(JOB_OPTIONS):
-            if not names or option.name in names:
-                type = option.read or (int if option.type is int else None)
-                function = click.option(
-                    option.flag, metavar=option.metavar, type=type, help=option.help, **option.more
-                )(function)
-        return function
-
-    return decorate
+    chosen = [each for each in JOB_OPTIONS if not names or each.name in names]
+    return all_options(
+        *(option(f"{each.flag} {each.metavar}", each.help, each.read, **each.more) for each in chosen)
+    )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
+from penstock.cli.completion import STATES, completes_ids
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import InvalidUsage
 from penstock.cli.jobview import (
     BRIEF,
     SPARE,
@@ -18,6 +19,7 @@ from penstock.cli.jobview import (
     described,
     facts,
     find_job,
+    identity,
     reason_fields,
     short_ids,
     step_facts,
@@ -28,13 +30,11 @@ from penstock.cli.jobview import (
 from penstock.cli.output import at_terminal, print_json, print_sentences, print_table, raw, wrapped
 from penstock.cli.parameters import (
     QUEUE_OF_ID,
-    STATES,
-    Flags,
     StateName,
     command,
-    completes_ids,
     json_option,
     limit_option,
+    option,
     queue_option,
     queue_option_for,
 )
@@ -102,25 +102,17 @@ def first_jobs(count: int) -> str:
 
 @command("list", epilog=STATES_HELP)
 @click.argument("state", metavar="[STATE]", type=_STATES, required=False)
-@click.option(
-    "-s",
-    "--state",
-    "also",
-    metavar="STATE",
-    type=_STATES,
-    multiple=True,
-    help="Also list jobs in this state. May be repeated.",
+@option(
+    "-s, --state STATE", "Also list jobs in this state. May be repeated.", _STATES, name="also", multiple=True
 )
-@click.option("--task", metavar="NAME", help="Only list jobs of this task.")
-@click.option("-r", "--reverse", is_flag=True, help="Reverse the order.")
+@option("--task NAME", "Only list jobs of this task.")
+@option("-r, --reverse", "Reverse the order.")
 @queue_option
 @limit_option(50)
-@click.option("-a", "--all", "everything", is_flag=True, help="List all jobs, without a limit.")
+@option("-a, --all", "List all jobs, without a limit.", name="everything")
 @json_option
-@click.pass_obj
 def list_(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     state: str | None,
     also: tuple[str, ...],
@@ -162,7 +154,7 @@ def list_(
         where = "" if await app.queues() else f" yet in the store {shown_store(app.url, app.namespace)}"
         return jobs, await read_reasons(app, jobs), note, f"no jobs{where}"
 
-    jobs, reasons, note, empty = run_with_app(Settings(flags), read_all)
+    jobs, reasons, note, empty = run_with_app(settings, read_all)
     print_jobs(jobs, reasons, as_json=as_json, empty=empty)
     if note:
         click.echo(note, err=True)
@@ -182,10 +174,9 @@ def _cut_note(shown: int, total: int | None) -> str:
 @command("show")
 @click.argument("id", shell_complete=completes_ids())
 @queue_option_for(QUEUE_OF_ID)
-@click.option("--traceback", is_flag=True, help="Also show the traceback of the last failure.")
+@option("--traceback", "Also show the traceback of the last failure.")
 @json_option
-@click.pass_obj
-def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
+def show(settings: Settings, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
     """Show a job and its timeline. For its output, run `penstock logs ID`."""
 
     async def read(app: App) -> tuple[JobInfo, Reason, list[StepInfo], list[Any], str]:
@@ -198,7 +189,7 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         except EventsLost as lost:
             return job, reason, steps, [], str(lost)
 
-    job, reason, steps, events, lost = run_with_app(Settings(flags), read)
+    job, reason, steps, events, lost = run_with_app(settings, read)
     if as_json:
         fields = described(job, reason, traceback=job.task != COMMAND_TASK)
         of_steps = [step_row(step) for step in steps]
@@ -224,25 +215,16 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
 @click.argument("id", shell_complete=completes_ids())
 @queue_option_for(QUEUE_OF_ID)
 @json_option
-@click.pass_obj
-def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
+def why(settings: Settings, *, id: str, queue: str | None, as_json: bool) -> None:
     """Say why a job is not running, and what to do about it. For other jobs, say where they run or how they ended."""
 
     async def read(app: App) -> tuple[JobInfo, Reason]:
         job = await find_job(app, id, queue)
         return job, await app.job(job.ref).why()
 
-    job, reason = run_with_app(Settings(flags), read)
+    job, reason = run_with_app(settings, read)
     if as_json:
-        print_json(
-            {
-                "id": job.id,
-                "ref": job.ref,
-                "queue": job.queue,
-                "state": job.state.value,
-                **reason_fields(reason),
-            }
-        )
+        print_json({**identity(job), "state": job.state.value, **reason_fields(reason)})
         return
     for sentences in filter(None, (reason.text, reason.remedy)):
         print_sentences(visible_in_line(sentences))
@@ -251,15 +233,19 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 @command("logs")
 @click.argument("id", shell_complete=completes_ids())
 @queue_option_for(QUEUE_OF_ID)
-@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends, or Ctrl-C.")
-@click.option(
-    "-n", "--tail", metavar="NUMBER", type=whole(0), help="Number of lines to show, from the end. [all]"
-)
-@click.option("--raw", "as_is", is_flag=True, help="Print control characters as they are, colours included.")
+@option("-f, --follow", "Keep printing until the job ends, or Ctrl-C.")
+@option("-n, --tail NUMBER", "Number of lines to show, from the end. [all]", whole(0))
+@option("--raw", "Print control characters as they are, colours included.", name="as_is")
 @json_option
-@click.pass_obj
 def logs(
-    flags: Flags, /, *, id: str, queue: str | None, follow: bool, tail: int | None, as_is: bool, as_json: bool
+    settings: Settings,
+    *,
+    id: str,
+    queue: str | None,
+    follow: bool,
+    tail: int | None,
+    as_is: bool,
+    as_json: bool,
 ) -> None:
     r"""Print what a job wrote to stdout and stderr, or logged, in all its runs.
 
@@ -269,7 +255,7 @@ def logs(
     for jobs you trust. With --json, each line is a JSON string.
     """
     if as_is and as_json:
-        raise CommandLineError("give either --raw or --json, not both.", ExitCode.USAGE)
+        raise InvalidUsage("give either --raw or --json, not both.")
     write = print_json if as_json else _print_raw if as_is else click.echo
 
     async def read(app: App) -> None:
@@ -293,7 +279,7 @@ def logs(
                 hint.cancel()
                 await asyncio.gather(hint, return_exceptions=True)
 
-    run_with_app(Settings(flags), read)
+    run_with_app(settings, read)
 
 
 async def _why_no_log(app: App, job: JobInfo) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.cli.connect import queues_of
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
 from penstock.cli.synonyms import did_you_mean
 from penstock.client.situation import counted, listed
@@ -31,6 +31,7 @@ from penstock.errors import InvalidName, SerializationError
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.causes import Reason
+    from penstock.client.handle import JobHandle
     from penstock.client.info import JobInfo
     from penstock.client.steps import StepInfo
     from penstock.core.event import Event
@@ -87,7 +88,7 @@ async def find_job(app: App, text: str, queue: str | None) -> JobInfo:
     if not jobs:
         raise NotFound(await _not_found(app, text, queue, names))
     if len(jobs) > 1:
-        raise CommandLineError(_ambiguous(text, jobs), ExitCode.USAGE)
+        raise InvalidUsage(_ambiguous(text, jobs))
     return jobs[0]
 
 
@@ -254,6 +255,11 @@ def described(info: JobInfo, reason: Reason | None = None, *, traceback: bool = 
         "staged": raw.is_staged,
         "run_at": None if raw.is_staged else info.run_at,
     }
+
+
+def identity(job: JobInfo | JobHandle[Any]) -> dict[str, str]:
+    """Return which job it is, for JSON."""
+    return {"id": job.id, "ref": job.ref, "queue": job.queue}
 
 
 def reason_fields(reason: Reason) -> dict[str, Any]:

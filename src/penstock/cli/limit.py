@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from penstock.cli.connect import queues_of, queues_with_rules, refuse_unknown_queue, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.output import print_json, print_table, when
 from penstock.cli.parameters import (
     QUEUE_OR_DEFAULT,
-    Flags,
     command_of,
     family,
     json_option,
     one_queue,
+    option,
     queue_argument,
     queue_option,
     queue_option_for,
@@ -45,9 +45,7 @@ _LIMIT_COLUMNS: Final = (
     "why",
 )
 _BUDGET_COLUMNS: Final = ("queue", "budget", "spent", "amount", "per", "renews", "flow")
-_flow_option = click.option(
-    "--flow", metavar="ID", default="", help="The budget of this flow, not of the whole queue."
-)
+_flow_option = option("--flow ID", "The budget of this flow, not of the whole queue.", default="")
 
 
 @family("budget")
@@ -64,23 +62,27 @@ def budget() -> None:
 @click.argument("name")
 @click.argument("amount", type=float)
 @queue_option_for(QUEUE_OR_DEFAULT)
-@click.option(
-    "--per",
-    metavar="DURATION",
-    type=duration_or("none"),
-    help="Start again from zero after each period: 1d; 'none' for never. [unchanged]",
+@option(
+    "--per DURATION",
+    "Start again from zero after each period: 1d; 'none' for never. [unchanged]",
+    duration_or("none"),
 )
 @_flow_option
-@click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
-@click.pass_obj
+@option("--create", "Also accept a queue that has no jobs yet.")
 def set_budget(
-    flags: Flags, /, *, name: str, amount: float, queue: str | None, per: str | None, flow: str, create: bool
+    settings: Settings,
+    *,
+    name: str,
+    amount: float,
+    queue: str | None,
+    per: str | None,
+    flow: str,
+    create: bool,
 ) -> None:
     """Set the budget NAME to AMOUNT, in the units that jobs report with context.use(...).
 
     This starts a new period, if the budget has one.
     """
-    settings = Settings(flags)
     queue_name = queue or settings["queue"]
 
     async def act(app: App) -> dict[str, Any]:
@@ -105,10 +107,9 @@ async def _period(app: App, queue: str, name: str, flow: str) -> str | None:
 @queue_argument
 @queue_option
 @json_option
-@click.pass_obj
-def show_budget(flags: Flags, /, *, name: str | None, queue: str | None, as_json: bool) -> None:
+def show_budget(settings: Settings, *, name: str | None, queue: str | None, as_json: bool) -> None:
     """Show the budgets, and how much of each is spent."""
-    settings, queue = Settings(flags), one_queue(name, queue)
+    queue = one_queue(name, queue)
 
     async def read(app: App) -> list[dict[str, Any]]:
         names = await queues_with_rules(app, queue, settings)
@@ -127,10 +128,8 @@ def show_budget(flags: Flags, /, *, name: str | None, queue: str | None, as_json
 @click.argument("name")
 @queue_option_for(QUEUE_OR_DEFAULT)
 @_flow_option
-@click.pass_obj
-def remove_budget(flags: Flags, /, *, name: str, queue: str | None, flow: str) -> None:
+def remove_budget(settings: Settings, *, name: str, queue: str | None, flow: str) -> None:
     """Remove the budget NAME."""
-    settings = Settings(flags)
     queue_name = queue or settings["queue"]
 
     async def act(app: App) -> bool:
@@ -179,20 +178,14 @@ def limit() -> None:
 @command_of(limit, "set")
 @queue_argument
 @queue_option_for(QUEUE_OR_DEFAULT)
-@click.option("--group", metavar="KEY", help="A group; '*' is every group without its own limit.")
-@click.option("--concurrency", metavar="NUMBER", help="Number of jobs that may be active at a time.")
-@click.option("--rate", metavar="RATE", help='Number of starts in any period of time: "100/s", "5/2m".')
-@click.option(
-    "--bucket",
-    metavar="CAPACITY:RATE",
-    help='Token bucket of a group, from which jobs take their cost: "100:10/s".',
-)
-@click.option("--none", "remove", is_flag=True, help="Remove the limit.")
-@click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
-@click.pass_obj
+@option("--group KEY", "A group; '*' is every group without its own limit.")
+@option("--concurrency NUMBER", "Number of jobs that may be active at a time.", str)
+@option("--rate RATE", 'Number of starts in any period of time: "100/s", "5/2m".')
+@option("--bucket CAPACITY:RATE", 'Token bucket of a group, from which jobs take their cost: "100:10/s".')
+@option("--none", "Remove the limit.", name="remove")
+@option("--create", "Also accept a queue that has no jobs yet.")
 def set_limit(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     name: str | None,
     queue: str | None,
@@ -205,7 +198,6 @@ def set_limit(
 
     "none" removes one bound: --rate none. --none removes the whole limit.
     """
-    settings = Settings(flags)
     queue = one_queue(name, queue)
     name = queue or settings["queue"]
     bounds = {
@@ -214,7 +206,7 @@ def set_limit(
         if value is not None
     }
     if remove == bool(bounds):
-        raise CommandLineError("give --concurrency, --rate or --bucket, or else --none.", ExitCode.USAGE)
+        raise InvalidUsage("give --concurrency, --rate or --bucket, or else --none.")
 
     async def act(app: App) -> Limit | None:
         if not create:
@@ -231,7 +223,7 @@ def set_limit(
 
 def _parse_concurrency(text: str) -> int:
     if not text.isdigit():
-        raise CommandLineError(f"--concurrency {text}: give an integer, or none.", ExitCode.USAGE)
+        raise InvalidUsage(f"--concurrency {text}: give an integer, or none.")
     return int(text)
 
 
@@ -239,9 +231,8 @@ def _parse_rate(text: str) -> Rate:
     try:
         return parse_rate(text)
     except InvalidOption:
-        raise CommandLineError(
-            f"--rate {text}: give a count and a period, such as 100/s, 5/2m or 1/500ms, or none.",
-            ExitCode.USAGE,
+        raise InvalidUsage(
+            f"--rate {text}: give a count and a period, such as 100/s, 5/2m or 1/500ms, or none."
         ) from None
 
 
@@ -250,8 +241,8 @@ def _parse_bucket(text: str) -> tuple[int, Rate]:
     try:
         return int(capacity), parse_rate(rate)
     except (ValueError, InvalidOption):
-        raise CommandLineError(
-            f"--bucket {text}: give a capacity and a rate, such as 100:10/s, or none.", ExitCode.USAGE
+        raise InvalidUsage(
+            f"--bucket {text}: give a capacity and a rate, such as 100:10/s, or none."
         ) from None
 
 
@@ -266,10 +257,9 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
 @queue_argument
 @queue_option
 @json_option
-@click.pass_obj
-def show_limit(flags: Flags, /, *, name: str | None, queue: str | None, as_json: bool) -> None:
+def show_limit(settings: Settings, *, name: str | None, queue: str | None, as_json: bool) -> None:
     """Show the limits, the groups that wait because of a limit or a pause, and the budgets."""
-    settings, queue = Settings(flags), one_queue(name, queue)
+    queue = one_queue(name, queue)
 
     async def read(app: App) -> list[dict[str, Any]]:
         names = await queues_with_rules(app, queue, settings)

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.cli.connect import is_local
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import CommandLineError, InvalidUsage
 from penstock.cli.joboptions import JOB_OPTIONS
 from penstock.cli.synonyms import did_you_mean, option_for
 from penstock.cli.values import read_time
@@ -398,8 +398,8 @@ def _jobs_of(lines: list[bytes], jobs: NewJobs, totals: Totals, *, keep_going: b
 
 def _refused(number: int, error: InvalidInput, totals: Totals) -> CommandLineError:
     before = f"The lines up to {totals.lines} were enqueued" if totals.lines else "Nothing was enqueued"
-    return CommandLineError(
-        f"line {number}: {error} {before}. Fix the line, or skip bad lines with --keep-going.", ExitCode.USAGE
+    return InvalidUsage(
+        f"line {number}: {error} {before}. Fix the line, or skip bad lines with --keep-going."
     )
 
 

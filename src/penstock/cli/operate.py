@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from penstock.cli.commands import JOB_VERBS, JobVerb
+from penstock.cli.completion import completes_ids
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
+from penstock.cli.errors import CommandLineError, ExitCode, InvalidUsage, NotFound, WrongState
 from penstock.cli.jobview import find_job
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     OPEN,
     QUEUE_OF_ID,
     QUEUE_OF_IDS,
-    Flags,
     command,
-    completes_ids,
     json_option,
+    option,
     queue_option,
     queue_option_for,
 )
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration
 from penstock.client.situation import counted
 from penstock.errors import InvalidName
 from penstock.worker.options import LONGEST_HEARTBEAT_MS
@@ -81,7 +80,9 @@ class _Answer(NamedTuple):
     refusal: str = ""
 
 
-def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb, *, as_json: bool) -> int:
+def done_by_id(
+    settings: Settings, ids: tuple[str, ...], queue: str | None, verb: Verb, *, as_json: bool
+) -> int:
     """Apply ``verb`` to each job and print the answers. Return the exit code of the first failure."""
 
     async def act(app: App) -> list[_Answer]:
@@ -95,7 +96,7 @@ def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb
                 answers[job.ref or text] = await _apply(app, job, verb)
         return list(answers.values())
 
-    answers = run_with_app(Settings(flags), act)
+    answers = run_with_app(settings, act)
     if as_json:
         print_json(
             [{"id": _in_utf8(answer.id), "ref": answer.ref, "answer": answer.answer} for answer in answers]
@@ -149,11 +150,10 @@ def _report(job: _Answer, *, silent: bool) -> int:
 @command("cancel")
 @click.argument("ids", metavar="ID...", nargs=-1, shell_complete=completes_ids(*OPEN), required=True)
 @queue_option_for(QUEUE_OF_IDS)
-@click.option("--rerun-only", is_flag=True, help="Drop the waiting reruns of active jobs, not the jobs.")
+@option("--rerun-only", "Drop the waiting reruns of active jobs, not the jobs.")
 @json_option
-@click.pass_obj
 def cancel(
-    flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, rerun_only: bool, as_json: bool
+    settings: Settings, *, ids: tuple[str, ...], queue: str | None, rerun_only: bool, as_json: bool
 ) -> int:
     """Cancel jobs. Jobs that have not started end immediately; active jobs are asked to stop.
 
@@ -164,7 +164,7 @@ def cancel(
     def act(named: Queue, id: str) -> Awaitable[Mapping[str, str]]:
         return named.cancel(id, rerun_only=rerun_only)
 
-    return done_by_id(flags, ids, queue, act, as_json=as_json)
+    return done_by_id(settings, ids, queue, act, as_json=as_json)
 
 
 def _by_id(name: str, verb: JobVerb) -> click.Command:
@@ -176,9 +176,8 @@ def _by_id(name: str, verb: JobVerb) -> click.Command:
     )
     @queue_option_for(QUEUE_OF_IDS)
     @json_option
-    @click.pass_obj
-    def run(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-        return done_by_id(flags, ids, queue, lambda named, id: getattr(named, name)(id), as_json=as_json)
+    def run(settings: Settings, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+        return done_by_id(settings, ids, queue, lambda named, id: getattr(named, name)(id), as_json=as_json)
 
     return run
 
@@ -192,9 +191,8 @@ BY_ID: Final = {name: _by_id(name, verb) for name, verb in JOB_VERBS.items()}
 @click.argument("data", metavar="[JSON]", required=False)
 @queue_option_for(QUEUE_OF_ID)
 @json_option
-@click.pass_obj
 def signal(
-    flags: Flags, /, *, id: str, name: str, data: str | None, queue: str | None, as_json: bool
+    settings: Settings, *, id: str, name: str, data: str | None, queue: str | None, as_json: bool
 ) -> None:
     """Send the signal NAME to a job, with JSON as its data.
 
@@ -210,7 +208,7 @@ def signal(
         job = await find_job(app, id, queue)
         return job.ref, await app.job(job.ref).signal(name, value)
 
-    ref, answer = run_with_app(Settings(flags), act)
+    ref, answer = run_with_app(settings, act)
     if answer not in _SIGNALLED:
         raise (NotFound if answer == "not_found" else WrongState)(f"{ref} {_NOT_SIGNALLED[answer]}.")
     if as_json:
@@ -225,19 +223,16 @@ def _decoded(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CommandLineError(
-            f"the data is not valid JSON: {error}. Quote a text twice: '\"text\"'.", ExitCode.USAGE
-        ) from None
+        raise InvalidUsage(f"the data is not valid JSON: {error}. Quote a text twice: '\"text\"'.") from None
 
 
 @command("reset")
 @click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=completes_ids("active"))
-@click.option("--all-active", is_flag=True, help="Reset all active jobs.")
+@option("--all-active", "Reset all active jobs.")
 @queue_option_for(QUEUE_OF_IDS)
 @json_option
-@click.pass_obj
 def reset(
-    flags: Flags, /, *, ids: tuple[str, ...], all_active: bool, queue: str | None, as_json: bool
+    settings: Settings, *, ids: tuple[str, ...], all_active: bool, queue: str | None, as_json: bool
 ) -> int:
     """Take active jobs from their workers. The jobs wait again, at their old place in the queue.
 
@@ -245,39 +240,34 @@ def reset(
     reset: they wait again when their lease expires.
     """
     if bool(ids) == all_active:
-        raise CommandLineError("give either ids or --all-active.", ExitCode.USAGE)
+        raise InvalidUsage("give either ids or --all-active.")
     if ids:
-        return done_by_id(flags, ids, queue, lambda named, id: named.end_leases(id), as_json=as_json)
-    return _reset_active(flags, queue, older_than_ms=0, as_json=as_json)
+        return done_by_id(settings, ids, queue, lambda named, id: named.end_leases(id), as_json=as_json)
+    return _reset_active(settings, queue, older_than_ms=0, as_json=as_json)
 
 
 @command("reset-stale")
-@click.option(
-    "--older-than",
-    metavar="DURATION",
-    type=duration,
-    help="Jobs that have been active for longer than this: 300s, 1h. [the configured stale_after]",
+@option(
+    "--older-than DURATION",
+    "Jobs that have been active for longer than this: 300s, 1h. [the configured stale_after]",
 )
 @queue_option
 @json_option
-@click.pass_obj
-def reset_stale(flags: Flags, /, *, older_than: str | None, queue: str | None, as_json: bool) -> int:
+def reset_stale(settings: Settings, *, older_than: str | None, queue: str | None, as_json: bool) -> int:
     """Reset jobs that have been active for too long, as `penstock reset` does.
 
     Jobs of dead workers need no reset: they wait again when their lease expires.
     """
     from penstock.core.units import milliseconds
 
-    age = older_than or Settings(flags)["stale_after"]
+    age = older_than or settings["stale_after"]
     if age is None:
-        raise CommandLineError(
-            "give an age: --older-than 300s, or: penstock config set stale_after 300s", ExitCode.USAGE
-        )
+        raise InvalidUsage("give an age: --older-than 300s, or: penstock config set stale_after 300s")
     older_than_ms = milliseconds(age, what="--older-than")
-    return _reset_active(flags, queue, older_than_ms=older_than_ms, as_json=as_json)
+    return _reset_active(settings, queue, older_than_ms=older_than_ms, as_json=as_json)
 
 
-def _reset_active(flags: Flags, queue: str | None, *, older_than_ms: int, as_json: bool) -> int:
+def _reset_active(settings: Settings, queue: str | None, *, older_than_ms: int, as_json: bool) -> int:
     async def act(app: App) -> dict[str, Any]:
         answers: dict[str, Any] = {}
         storage = await app.connect()
@@ -293,7 +283,7 @@ def _reset_active(flags: Flags, queue: str | None, *, older_than_ms: int, as_jso
             answers |= await named.end_leases(*ids) if ids else {}
         return answers
 
-    reset_ids = [id for id, answer in run_with_app(Settings(flags), act).items() if answer == "ended"]
+    reset_ids = [id for id, answer in run_with_app(settings, act).items() if answer == "ended"]
     if as_json:
         print_json({"reset": reset_ids})
     else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Final, TypeVar
 
 import click
 
+from penstock.cli.completion import STATES, completes_queues, is_queue
 from penstock.cli.synonyms import (
     STATES_BY_SYNONYM,
     advice,
@@ -17,7 +19,7 @@ from penstock.cli.synonyms import (
     nearest,
     with_known_option,
 )
-from penstock.cli.values import is_duration, seconds, whole
+from penstock.cli.values import duration, is_duration, seconds, whole
 
 
 class Flags:
@@ -30,8 +32,6 @@ class Flags:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Spelled out, so that --help need not import the modules that define them.
-STATES: Final = ("scheduled", "waiting", "blocked", "active", "completed", "failed", "cancelled")
 OPEN: Final = ("scheduled", "waiting", "blocked", "active")
 """The states of jobs that have not ended."""
 QUEUE_OF_ID: Final = "The queue of the job, if several queues have this id."
@@ -194,12 +194,42 @@ def _queue_hint(ctx: click.Context | None, word: str) -> str:
     """Return how to name the queue ``word``, or an empty string if there is no such queue."""
     if ctx is None or "--queue" not in _names_of_options(ctx.command):
         return ""
-    from penstock.cli.commands import is_queue
-
     return f"For that queue, give -q {word}." if is_queue(ctx, word) else ""
 
 
 # Options that several commands share.
+
+
+_TYPES: Final = {"DURATION": duration, "NUMBER": int}
+
+
+def option(
+    spec: str, help: str, type: Any = None, *, name: str | None = None, **more: Any
+) -> Callable[[F], F]:
+    """Add the option that help shows as ``-n, --limit NUMBER``. Without a metavar and a type, it is a flag.
+
+    ``name`` is the parameter of the function, if it differs.
+    """
+    *short, last = spec.split(", ")
+    flag, _, metavar = last.partition(" ")
+    if metavar:
+        more |= {"metavar": metavar, "type": type or _TYPES.get(metavar)}
+    elif type is not None:
+        more["type"] = type
+    elif "/" not in flag:
+        more["is_flag"] = True
+    return click.option(*short, flag, *filter(None, [name]), help=help, **more)
+
+
+def all_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds these options, in this order."""
+
+    def decorate(function: F) -> F:
+        for add in reversed(options):
+            function = add(function)
+        return function
+
+    return decorate
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -215,51 +245,44 @@ def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     return value
 
 
-def global_options(function: F) -> F:
-    """Add the options of every command: where the store is, and whether to print tracebacks."""
-    options = [
-        click.option(
-            "--url",
-            metavar="URL",
-            expose_value=False,
-            callback=_remember,
-            help="The store: sqlite:///path, valkey://host. [the app's, PENSTOCK_URL, or penstock.db in this folder]",
-        ),
-        click.option(
-            "--namespace",
-            metavar="NAME",
-            expose_value=False,
-            callback=_remember,
-            help="A separate part of the store. [PENSTOCK_NAMESPACE]",
-        ),
-        click.option(
-            "--app",
-            metavar="MODULE:APP",
-            expose_value=False,
-            callback=_remember,
-            help="The app whose store and tasks to use, such as myproject.jobs:app. [PENSTOCK_APP]",
-        ),
-        click.option(
-            "--debug",
-            is_flag=True,
-            expose_value=False,
-            callback=_debug,
-            help="Print the traceback of an error.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+global_options = all_options(
+    option(
+        "--url URL",
+        "The store: sqlite:///path, valkey://host. [the app's, PENSTOCK_URL, or penstock.db in this folder]",
+        expose_value=False,
+        callback=_remember,
+    ),
+    option(
+        "--namespace NAME",
+        "A separate part of the store. [PENSTOCK_NAMESPACE]",
+        expose_value=False,
+        callback=_remember,
+    ),
+    option(
+        "--app MODULE:APP",
+        "The app whose store and tasks to use, such as myproject.jobs:app. [PENSTOCK_APP]",
+        expose_value=False,
+        callback=_remember,
+    ),
+    option("--debug", "Print the traceback of an error.", expose_value=False, callback=_debug),
+)
+"""The options of every command: where the store is, and whether to print tracebacks."""
 
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command with the global options."""
+    """Make a function a command with the global options. Its first argument are the ``Settings``."""
     cls: type[click.Command] = attributes.pop("cls", PlainCommand)
     context_settings = _SETTINGS | attributes.pop("context_settings", {})
 
     def decorate(function: Callable[..., Any]) -> click.Command:
+        @wraps(function)
+        def with_settings(**arguments: Any) -> Any:
+            from penstock.cli.settings import Settings
+
+            return function(Settings(click.get_current_context().ensure_object(Flags)), **arguments)
+
         make = click.command(name, cls=cls, context_settings=context_settings, **attributes)
-        made: click.Command = make(global_options(function))
+        made: click.Command = make(global_options(with_settings))
         return made
 
     return decorate
@@ -289,25 +312,7 @@ def command_of(
 
 def json_option(function: F) -> F:
     """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
-
-
-def completes_queues(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the names of queues."""
-    from penstock.cli.commands import queue_names
-
-    return queue_names(ctx, param, incomplete)
-
-
-def completes_ids(*states: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return a completer of the ids of jobs in these states, or in any state."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        from penstock.cli.commands import ids_in
-
-        return ids_in(*states or STATES)(ctx, param, incomplete)
-
-    return complete
+    return option("--json", "Print JSON.", name="as_json")(function)
 
 
 def queue_option(function: F) -> F:
@@ -317,14 +322,8 @@ def queue_option(function: F) -> F:
 
 def queue_option_for(help: str) -> Callable[[F], F]:
     """Add ``--queue`` with its own help."""
-    return click.option(
-        "-q",
-        "--queue",
-        metavar="NAME",
-        multiple=True,
-        callback=_one_queue,
-        shell_complete=completes_queues,
-        help=help,
+    return option(
+        "-q, --queue NAME", help, multiple=True, callback=_one_queue, shell_complete=completes_queues
     )
 
 
@@ -352,23 +351,14 @@ def one_queue(name: str | None, queue: str | None) -> str | None:
 
 def limit_option(default: int) -> Callable[[F], F]:
     """Add ``--limit``, the largest number of jobs to show."""
-    return click.option(
-        "-n",
-        "--limit",
-        metavar="NUMBER",
-        type=whole(1),
-        default=default,
-        help=f"Maximum number of jobs. [{default}]",
-    )
+    return option("-n, --limit NUMBER", f"Maximum number of jobs. [{default}]", whole(1), default=default)
 
 
 def every_option(function: F) -> F:
     """Add ``--every``, the refresh interval of a live view."""
-    return click.option(
-        "--every", metavar="SECONDS", type=seconds, default=1.0, help="Refresh interval: 0.1 or more. [1]"
-    )(function)
+    return option("--every SECONDS", "Refresh interval: 0.1 or more. [1]", seconds, default=1.0)(function)
 
 
 def yes_option(function: F) -> F:
     """Add ``--yes``, which skips the question."""
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function)
+    return option("-y, --yes", "Do not ask for confirmation.")(function)

@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock.cli.completion import completes_queues
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
+from penstock.cli.errors import InvalidUsage, NotFound, WrongState
 from penstock.cli.output import print_json, when
-from penstock.cli.parameters import (
-    Flags,
-    StateName,
-    command,
-    completes_queues,
-    json_option,
-    queue_option,
-    yes_option,
-)
+from penstock.cli.parameters import StateName, command, json_option, option, queue_option, yes_option
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
-from penstock.cli.values import duration, instant_or, whole
+from penstock.cli.values import instant_or, whole
 from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.limits import EVERY_GROUP
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _ROUND_TRIP_MS: Final = 2_000
-_group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")
+_group_option = option("--group KEY", "Only the jobs of this group.")
 _queues_argument = click.argument("queues", metavar="[QUEUE]...", nargs=-1, shell_complete=completes_queues)
 
 
@@ -59,10 +52,10 @@ def ask(
         raise WrongState(f"{nothing}.")
 
 
-def refuse_unknown_queues(flags: Flags, *queues: str | None) -> None:
+def refuse_unknown_queues(settings: Settings, *queues: str | None) -> None:
     """Raise ``NotFound`` for a queue that does not exist, before the user is asked about it."""
     if any(queues):
-        run_with_app(Settings(flags), lambda app: queues_of(app, *queues))
+        run_with_app(settings, lambda app: queues_of(app, *queues))
 
 
 async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
@@ -84,7 +77,7 @@ def _names(*names: str | None) -> tuple[str, ...]:
 
 
 def _each_queue(
-    flags: Flags,
+    settings: Settings,
     names: tuple[str, ...],
     act: Callable[[Queue], Awaitable[int]],
     *,
@@ -106,7 +99,7 @@ def _each_queue(
             await before(app, queues)
         return await done_by_queue(queues, act)
 
-    return run_with_app(Settings(flags), act_on_queues, create=create)
+    return run_with_app(settings, act_on_queues, create=create)
 
 
 async def _queues_with_group(queues: list[Queue], group: str) -> list[Queue]:
@@ -136,20 +129,15 @@ def _print_removed(counts: dict[str, int], *, as_json: bool) -> None:
 @_queues_argument
 @queue_option
 @_group_option
-@click.option(
-    "--for", "duration", metavar="DURATION", type=duration, help="Resume automatically after this: 10min."
+@option("--for DURATION", "Resume automatically after this: 10min.", name="duration")
+@option(
+    "--until TIME",
+    "Resume automatically at this time: 18:00, 'tomorrow 9:00'; local unless it has a zone.",
+    instant_or("--for"),
 )
-@click.option(
-    "--until",
-    metavar="TIME",
-    type=instant_or("--for"),
-    help="Resume automatically at this time: 18:00, 'tomorrow 9:00'; local unless it has a zone.",
-)
-@click.option("--create", is_flag=True, help="Also pause a queue or a group that has no jobs yet.")
-@click.pass_obj
+@option("--create", "Also pause a queue or a group that has no jobs yet.")
 def pause(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     queues: tuple[str, ...],
     queue: str | None,
@@ -175,7 +163,7 @@ def pause(
         return 1
 
     try:
-        paused = _each_queue(flags, names, act, create=create and bool(names), group=group)
+        paused = _each_queue(settings, names, act, create=create and bool(names), group=group)
     except NotFound as error:
         what = "queue" if group is None else "group"
         raise NotFound(f"{error} Add --create to pause a {what} before its first job.") from None
@@ -186,18 +174,18 @@ def pause(
     async def read(app: App) -> list[tuple[str, str]]:
         return [(name, await _end_of_pause(app, name, group, for_ms)) for name in paused]
 
-    for name, end in run_with_app(Settings(flags), read):
+    for name, end in run_with_app(settings, read):
         click.echo(f"paused {end}: {_targets([name], group)}")
 
 
 def _pause_ms(duration: str | None, until: datetime | None) -> int:
     """Return how long to pause; 0 means until it is resumed."""
     if duration is not None and until is not None:
-        raise CommandLineError("--for and --until both set the end of the pause. Give one.", ExitCode.USAGE)
+        raise InvalidUsage("--for and --until both set the end of the pause. Give one.")
     if until is not None:
         ms = round((until - datetime.now(until.tzinfo)).total_seconds() * 1000)
         if ms < 1:
-            raise CommandLineError(f"--until {until:%Y-%m-%d %H:%M} is in the past.", ExitCode.USAGE)
+            raise InvalidUsage(f"--until {until:%Y-%m-%d %H:%M} is in the past.")
         return ms
     return 0 if duration is None else max(milliseconds(duration, what="--for"), 1)
 
@@ -233,8 +221,7 @@ def _targets(queues: Collection[str], group: str | None) -> str:
 @_queues_argument
 @queue_option
 @_group_option
-@click.pass_obj
-def resume(flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group: str | None) -> None:
+def resume(settings: Settings, *, queues: tuple[str, ...], queue: str | None, group: str | None) -> None:
     """Let workers start jobs of these queues, or of all, again: end a `penstock pause`."""
 
     running: list[str] = []
@@ -247,7 +234,7 @@ def resume(flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group
         await queue.resume(group=group)
         return 1
 
-    names = _each_queue(flags, _names(queue, *queues), act, group=group, before=find_running)
+    names = _each_queue(settings, _names(queue, *queues), act, group=group, before=find_running)
     resumed = [name for name in names if name not in running]
     if resumed or not running:
         click.echo(f"resumed: {_targets(resumed, group)}")
@@ -258,37 +245,35 @@ def resume(flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group
 @command("drain")
 @_queues_argument
 @queue_option
-@click.option("--scheduled", is_flag=True, help="Also remove scheduled jobs.")
+@option("--scheduled", "Also remove scheduled jobs.")
 @yes_option
 @json_option
-@click.pass_obj
 def drain(
-    flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, scheduled: bool, yes: bool, as_json: bool
+    settings: Settings,
+    *,
+    queues: tuple[str, ...],
+    queue: str | None,
+    scheduled: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Remove all waiting jobs of these queues, or of all. Asks for confirmation."""
     names = _names(queue, *queues)
-    refuse_unknown_queues(flags, *names)
+    refuse_unknown_queues(settings, *names)
     ask(f"Remove all waiting jobs of {', '.join(names) or 'all queues'}?", yes=yes)
-    removed = _each_queue(flags, names, lambda queue: queue.drain(scheduled=scheduled))
+    removed = _each_queue(settings, names, lambda queue: queue.drain(scheduled=scheduled))
     _print_removed(removed, as_json=as_json)
 
 
 @command("clean")
 @click.argument("state", metavar="STATE", type=StateName(sorted(state.value for state in TERMINAL)))
-@click.option(
-    "--older-than",
-    metavar="DURATION",
-    type=duration,
-    help="Only jobs that ended longer ago than this: 7d. Skips the confirmation.",
-)
-@click.option("-n", "--limit", metavar="NUMBER", type=whole(1), help="Maximum number per queue. [all]")
+@option("--older-than DURATION", "Only jobs that ended longer ago than this: 7d. Skips the confirmation.")
+@option("-n, --limit NUMBER", "Maximum number per queue. [all]", whole(1))
 @queue_option
 @yes_option
 @json_option
-@click.pass_obj
 def clean(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     state: str,
     older_than: str | None,
@@ -304,33 +289,32 @@ def clean(
 
     Asks for confirmation unless an age is given.
     """
-    refuse_unknown_queues(flags, queue)
+    refuse_unknown_queues(settings, queue)
     if older_than is None:
         question = f"Remove all {state} jobs of {queue or 'all queues'}?"
         ask(question, yes=yes, otherwise="add --yes, or give an age: --older-than 1d")
     age = older_than or "0s"
-    removed = _each_queue(flags, _names(queue), lambda queue: queue.clean(state, older_than=age, limit=limit))
+    removed = _each_queue(
+        settings, _names(queue), lambda queue: queue.clean(state, older_than=age, limit=limit)
+    )
     _print_removed(removed, as_json=as_json)
 
 
 @command("clear")
 @_queues_argument
 @queue_option
-@click.option(
-    "--force", is_flag=True, help="Also remove active jobs. The results of their workers are rejected."
-)
+@option("--force", "Also remove active jobs. The results of their workers are rejected.")
 @yes_option
 @json_option
-@click.pass_obj
 def clear(
-    flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, force: bool, yes: bool, as_json: bool
+    settings: Settings, *, queues: tuple[str, ...], queue: str | None, force: bool, yes: bool, as_json: bool
 ) -> None:
     """Remove all jobs in every state, of these queues or of all. Asks for confirmation."""
     names = _names(queue, *queues)
-    refuse_unknown_queues(flags, *names)
+    refuse_unknown_queues(settings, *names)
     ask(f"Remove ALL jobs of {', '.join(names) or 'all queues'}, finished and failed ones included?", yes=yes)
     removed = _each_queue(
-        flags, names, lambda queue: queue.obliterate(force=force), before=None if force else _refuse_active
+        settings, names, lambda queue: queue.obliterate(force=force), before=None if force else _refuse_active
     )
     _print_removed(removed, as_json=as_json)
 

@@ -12,24 +12,24 @@ import msgspec
 
 from penstock.cli.connect import import_app, open_app, queues_of, run_app, run_with_app
 from penstock.cli.enqueue import cwd_option, env_option, given_options
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.joboptions import job_flags
 from penstock.cli.jobview import cut
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import json_text, print_json, print_table
 from penstock.cli.parameters import (
     QUEUE_OF_NAME,
-    Flags,
     command_of,
     family,
     json_option,
+    option,
     queue_option,
     queue_option_for,
 )
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
 from penstock.cli.taskworkers import note_on_task
-from penstock.cli.values import duration, local_zone, read_time
+from penstock.cli.values import local_zone, read_time
 from penstock.client.handle import enqueue_many
 from penstock.core.command import COMMAND_TASK, command_text, decode_command
 from penstock.core.names import uuid7
@@ -63,41 +63,29 @@ def schedule() -> None:
 @command_of(schedule, "add")
 @click.argument("name")
 @click.argument("job")
-@click.option(
-    "--cron",
-    metavar="EXPRESSION",
-    help="At these times: five fields, six with the seconds first, or @hourly, @daily, @weekly, @monthly, @yearly.",
+@option(
+    "--cron EXPRESSION",
+    "At these times: five fields, six with the seconds first, or @hourly, @daily, @weekly, @monthly, @yearly.",
 )
-@click.option(
-    "--tz",
-    metavar="ZONE",
-    help="Time zone of --cron, --start and --end, such as Europe/Berlin. [local; UTC in code]",
+@option("--tz ZONE", "Time zone of --cron, --start and --end, such as Europe/Berlin. [local; UTC in code]")
+@option("--every DURATION", "At this interval: 30s, 10m, 1h.")
+@option("--after-completion DURATION", "This long after the previous job ended.")
+@option("--start TIME", "Not before: 2026-12-01, '2026-12-01 08:00'; in --tz, or local time.")
+@option("--end TIME", "Not after.")
+@option("--limit NUMBER", "Maximum number of jobs. [no limit]")
+@option(
+    "--missed WHAT",
+    "What to do about times at which no worker ran: skip or catch_up. [skip]",
+    click.Choice(["skip", "catch_up"]),
 )
-@click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
-@click.option(
-    "--after-completion", metavar="DURATION", type=duration, help="This long after the previous job ended."
-)
-@click.option(
-    "--start", metavar="TIME", help="Not before: 2026-12-01, '2026-12-01 08:00'; in --tz, or local time."
-)
-@click.option("--end", metavar="TIME", help="Not after.")
-@click.option("--limit", metavar="NUMBER", type=int, help="Maximum number of jobs. [no limit]")
-@click.option(
-    "--missed",
-    metavar="WHAT",
-    type=click.Choice(["skip", "catch_up"]),
-    help="What to do about times at which no worker ran: skip or catch_up. [skip]",
-)
-@click.option("-t", "--task", metavar="NAME", help="Read JOB as the JSON arguments of this task.")
+@option("-t, --task NAME", "Read JOB as the JSON arguments of this task.")
 @queue_option_for("The queue of the jobs.")
 @job_flags("attempts", "max_retries", "timeout", "priority")
 @cwd_option
 @env_option
 @json_option
-@click.pass_obj
 def add(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     name: str,
     job: str,
@@ -110,17 +98,14 @@ def add(
 
     JOB is a command or a JSON object, as for `penstock enqueue`. Give one of --cron, --every and --after-completion.
     """
-    settings = Settings(flags)
     given = given_options(options)
     timing = {key: given.pop(key) for key in _TIMING if key in given}
     rules = [key for key in _RULES if key in timing]
     if not rules:
-        raise CommandLineError(
-            "give the times with --cron '0 3 * * *', --every 10m or --after-completion 10m.", ExitCode.USAGE
-        )
+        raise InvalidUsage("give the times with --cron '0 3 * * *', --every 10m or --after-completion 10m.")
     if len(rules) > 1:
         names = " and ".join(f"--{key.replace('_', '-')}" for key in rules)
-        raise CommandLineError(f"{names} exclude each other. Give only one of them.", ExitCode.USAGE)
+        raise InvalidUsage(f"{names} exclude each other. Give only one of them.")
     sides = timing.keys() & {"start", "end"}
     for side in sides:
         timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
@@ -181,26 +166,25 @@ def _instant(text: str, what: str, zone: str | None) -> datetime:
     try:
         zone_info = None if zone is None else ZoneInfo(zone)
     except (KeyError, ValueError):
-        raise CommandLineError(
-            f"--tz {zone} is not a time zone. Give an IANA name, such as Europe/Berlin.", ExitCode.USAGE
+        raise InvalidUsage(
+            f"--tz {zone} is not a time zone. Give an IANA name, such as Europe/Berlin."
         ) from None
     try:
         return read_time(text, zone_info)
     except InvalidOption as error:
-        raise CommandLineError(f"{what}: {error}", ExitCode.USAGE) from None
+        raise InvalidUsage(f"{what}: {error}") from None
 
 
 @command_of(schedule, "list")
 @queue_option
 @json_option
-@click.pass_obj
-def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+def list_(settings: Settings, *, queue: str | None, as_json: bool) -> None:
     """List the schedulers, their next times, and how often they have fired."""
 
     async def read(app: App) -> list[SchedulerInfo]:
         return [info for name in await queues_of(app, queue) for info in await app.queue(name).schedulers()]
 
-    schedulers = run_with_app(Settings(flags), read)
+    schedulers = run_with_app(settings, read)
     if as_json:
         print_json([_row(info) for info in schedulers])
         return
@@ -219,41 +203,26 @@ def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
     print_table(_COLUMNS, rows, empty="no schedulers", spare=("fired", "queue"))
 
 
-@command_of(schedule, "remove")
-@click.argument("name")
-@queue_option_for(QUEUE_OF_NAME)
-@click.pass_obj
-def remove(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Remove a scheduler. Jobs that it has enqueued stay."""
-    _change(flags, name, queue, lambda named: named.remove_scheduler(name))
-    click.echo(f"{name} removed")
+def _add_change(verb: str, done: str, help: str) -> None:
+    """Add the command that applies ``verb`` to a scheduler by its name."""
+
+    @command_of(schedule, verb, help=help)
+    @click.argument("name")
+    @queue_option_for(QUEUE_OF_NAME)
+    def change(settings: Settings, *, name: str, queue: str | None) -> None:
+        _change(settings, name, queue, lambda named: getattr(named, f"{verb}_scheduler")(name))
+        click.echo(f"{name} {done}")
 
 
-@command_of(schedule, "pause")
-@click.argument("name")
-@queue_option_for(QUEUE_OF_NAME)
-@click.pass_obj
-def pause(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Pause a scheduler: it enqueues no jobs until you resume it."""
-    _change(flags, name, queue, lambda named: named.pause_scheduler(name))
-    click.echo(f"{name} paused")
-
-
-@command_of(schedule, "resume")
-@click.argument("name")
-@queue_option_for(QUEUE_OF_NAME)
-@click.pass_obj
-def resume(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Resume a paused scheduler. Times that passed during the pause are skipped."""
-    _change(flags, name, queue, lambda named: named.resume_scheduler(name))
-    click.echo(f"{name} resumed")
+_add_change("remove", "removed", "Remove a scheduler. Jobs that it has enqueued stay.")
+_add_change("pause", "paused", "Pause a scheduler: it enqueues no jobs until you resume it.")
+_add_change("resume", "resumed", "Resume a paused scheduler. Times that passed during the pause are skipped.")
 
 
 @command_of(schedule, "run")
 @click.argument("name")
 @queue_option_for(QUEUE_OF_NAME)
-@click.pass_obj
-def run(flags: Flags, /, *, name: str, queue: str | None) -> None:
+def run(settings: Settings, *, name: str, queue: str | None) -> None:
     """Enqueue the job of a scheduler now, in addition to its times, and print its id."""
 
     async def enqueue(named: Queue) -> bool:
@@ -265,10 +234,12 @@ def run(flags: Flags, /, *, name: str, queue: str | None) -> None:
         click.echo(handle.id)
         return True
 
-    _change(flags, name, queue, enqueue)
+    _change(settings, name, queue, enqueue)
 
 
-def _change(flags: Flags, name: str, queue: str | None, verb: Callable[[Queue], Awaitable[bool]]) -> None:
+def _change(
+    settings: Settings, name: str, queue: str | None, verb: Callable[[Queue], Awaitable[bool]]
+) -> None:
     """Apply ``verb`` to the queue that has the scheduler ``name``."""
 
     async def act(app: App) -> bool:
@@ -282,13 +253,12 @@ def _change(flags: Flags, name: str, queue: str | None, verb: Callable[[Queue], 
             raise NotFound(f"unknown scheduler {name!r}. {meant or 'See: penstock schedule list'}")
         if len(owners) > 1:
             several = ", ".join(named.name for named in owners)
-            raise CommandLineError(
-                f"several queues have a scheduler {name!r}: {several}. Choose one with --queue.",
-                ExitCode.USAGE,
+            raise InvalidUsage(
+                f"several queues have a scheduler {name!r}: {several}. Choose one with --queue."
             )
         return await verb(owners[0])
 
-    if not run_with_app(Settings(flags), act):
+    if not run_with_app(settings, act):
         raise NotFound(f"unknown scheduler {name!r}. See: penstock schedule list")
 
 

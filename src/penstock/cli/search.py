@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from penstock.cli.commands import JOB_VERBS
+from penstock.cli.completion import STATES, completes_ids
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, WrongState
+from penstock.cli.errors import InvalidUsage, WrongState
 from penstock.cli.jobs import STATES_HELP, Reasons, first_jobs, print_jobs, read_reasons
 from penstock.cli.jobs import show as show_job
 from penstock.cli.jobview import find_job, title
@@ -17,68 +19,44 @@ from penstock.cli.operate import done_by_id
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     QUEUE_OF_ID,
-    STATES,
-    Flags,
     StateName,
+    all_options,
     command,
     command_of,
-    completes_ids,
     family,
     json_option,
     limit_option,
+    option,
     queue_option,
     queue_option_for,
     yes_option,
 )
 from penstock.cli.queues import ask, refuse_unknown_queues
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration, some_text
+from penstock.cli.values import some_text
 from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.info import JobInfo
+    from penstock.client.queue import Queue
 
 _MOST: Final = 10_000
 
 
-def search_options(function: Any) -> Any:
-    """Add the filters of ``queue.search``."""
-    for option in (
-        click.option(
-            "--before",
-            metavar="DURATION",
-            type=duration,
-            help="Jobs that ended (open jobs: were enqueued) longer ago than this.",
-        ),
-        click.option(
-            "--since",
-            metavar="DURATION",
-            type=duration,
-            help="Jobs that ended (open jobs: were enqueued) within this time: 1h, 2d.",
-        ),
-        click.option(
-            "--where",
-            metavar="FIELD=VALUE",
-            multiple=True,
-            help="Jobs with this value in a field of the payload: user.id=7. May be repeated.",
-        ),
-        click.option(
-            "--error",
-            metavar="CLASS",
-            type=some_text,
-            help="Jobs that failed with this class of error: CommandFailed, Timeout.",
-        ),
-        click.option(
-            "--task",
-            metavar="NAME",
-            type=some_text,
-            help="Jobs of this task. The task of commands is penstock.command.",
-        ),
-    ):
-        function = option(function)
-    return function
+search_options = all_options(
+    option("--task NAME", "Jobs of this task. The task of commands is penstock.command.", some_text),
+    option("--error CLASS", "Jobs that failed with this class of error: CommandFailed, Timeout.", some_text),
+    option(
+        "--where FIELD=VALUE",
+        "Jobs with this value in a field of the payload: user.id=7. May be repeated.",
+        multiple=True,
+    ),
+    option("--since DURATION", "Jobs that ended (open jobs: were enqueued) within this time: 1h, 2d."),
+    option("--before DURATION", "Jobs that ended (open jobs: were enqueued) longer ago than this."),
+)
+"""The filters of ``queue.search``."""
 
 
 def filters_of(state: State, options: dict[str, Any]) -> dict[str, Any]:
@@ -91,9 +69,9 @@ def filters_of(state: State, options: dict[str, Any]) -> dict[str, Any]:
         filters["task"] = options["task"]
     if options.get("error"):
         filters["error_type"] = options["error"]
-    for option, side in (("since", "after"), ("before", "before")):
-        if options.get(option):
-            distance = timedelta(milliseconds=milliseconds(options[option], what=option))
+    for name, side in (("since", "after"), ("before", "before")):
+        if options.get(name):
+            distance = timedelta(milliseconds=milliseconds(options[name], what=name))
             filters[f"{kind}_{side}"] = datetime.now(UTC) - distance
     if options.get("where"):
         filters["where"] = dict(map(_field, options["where"]))
@@ -105,9 +83,7 @@ def _field(text: str) -> tuple[str, Any]:
 
     name, separator, value = text.partition("=")
     if not separator:
-        raise CommandLineError(
-            f"--where {text}: give a field and its value, such as user.id=7.", ExitCode.USAGE
-        )
+        raise InvalidUsage(f"--where {text}: give a field and its value, such as user.id=7.")
     try:
         return name, msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
@@ -120,9 +96,8 @@ def _field(text: str) -> tuple[str, Any]:
 @queue_option
 @limit_option(100)
 @json_option
-@click.pass_obj
 def search(
-    flags: Flags, /, *, state: str, queue: str | None, limit: int, as_json: bool, **options: Any
+    settings: Settings, *, state: str, queue: str | None, limit: int, as_json: bool, **options: Any
 ) -> None:
     """Find jobs in STATE by task, time, error, or a field of the payload. Jobs must match all options.
 
@@ -150,7 +125,7 @@ def search(
                 classes.update(await (await app.connect()).errors(name) if options.get("error") else ())
         return jobs, await read_reasons(app, jobs), scanned, more
 
-    jobs, reasons, scanned, more = run_with_app(Settings(flags), read)
+    jobs, reasons, scanned, more = run_with_app(settings, read)
     print_jobs(jobs[:limit], reasons, as_json=as_json)
     if not jobs and options.get("error") and classes:
         click.echo(f"there are jobs that failed with {', '.join(sorted(classes))}", err=True)
@@ -160,11 +135,8 @@ def search(
         click.echo(f"searched {counted(scanned, 'job')}; there may be more", err=True)
 
 
-_matching_option = click.option(
-    "--matching",
-    metavar="TEXT",
-    type=some_text,
-    help="Jobs with TEXT in the command, the arguments or the error.",
+_matching_option = option(
+    "--matching TEXT", "Jobs with TEXT in the command, the arguments or the error.", some_text
 )
 
 
@@ -187,22 +159,21 @@ def dlq() -> None:
 @queue_option
 @limit_option(100)
 @json_option
-@click.pass_obj
 def list_(
-    flags: Flags, /, *, matching: str | None, queue: str | None, limit: int, as_json: bool, **filters: Any
+    settings: Settings, *, matching: str | None, queue: str | None, limit: int, as_json: bool, **filters: Any
 ) -> None:
     """List failed jobs: all, or those that match the options."""
 
     async def read(app: App) -> tuple[list[JobInfo], bool]:
         jobs: list[JobInfo] = []
         for name in await queues_of(app, queue):
-            async for job in _matching(app, name, filters, matching or ""):
+            async for job in _matching(app.queue(name), filters, matching or ""):
                 if len(jobs) == limit:
                     return jobs, True
                 jobs.append(job)
         return jobs, False
 
-    jobs, is_cut = run_with_app(Settings(flags), read)
+    jobs, is_cut = run_with_app(settings, read)
     print_jobs(jobs, {}, as_json=as_json)
     if is_cut:
         click.echo(f"{first_jobs(limit)}; add --limit {limit * 10} to see more", err=True)
@@ -212,8 +183,7 @@ def list_(
 @click.argument("id", shell_complete=completes_ids("failed"))
 @queue_option_for(QUEUE_OF_ID)
 @json_option
-@click.pass_context
-def show(ctx: click.Context, /, *, id: str, queue: str | None, as_json: bool) -> None:
+def show(settings: Settings, *, id: str, queue: str | None, as_json: bool) -> None:
     """Show a failed job, its timeline, and the traceback of its last failure."""
 
     async def check(app: App) -> None:
@@ -221,15 +191,15 @@ def show(ctx: click.Context, /, *, id: str, queue: str | None, as_json: bool) ->
         if job.state is not State.FAILED:
             raise WrongState(f"{id} has not failed: it is {job.state.value}. See: penstock show {id}")
 
-    run_with_app(Settings(ctx.find_object(Flags) or Flags()), check)
-    ctx.invoke(show_job, id=id, queue=queue, traceback=True, as_json=as_json)
+    run_with_app(settings, check)
+    click.get_current_context().invoke(show_job, id=id, queue=queue, traceback=True, as_json=as_json)
 
 
-async def _matching(app: App, queue: str, filters: dict[str, Any], text: str) -> AsyncIterator[JobInfo]:
+async def _matching(queue: Queue, filters: dict[str, Any], text: str) -> AsyncIterator[JobInfo]:
     """Yield the failed jobs with ``text`` in their command, arguments or error."""
-    named, cursor = app.queue(queue), ""
+    cursor = ""
     while True:
-        page = await named.search(
+        page = await queue.search(
             "failed", limit=1000, scan=100_000, cursor=cursor, **filters_of(State.FAILED, filters)
         )
         for job in page.jobs:
@@ -243,15 +213,13 @@ async def _matching(app: App, queue: str, filters: dict[str, Any], text: str) ->
 
 @command_of(dlq, "retry")
 @click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=completes_ids("failed"))
-@click.option("--all", "everything", is_flag=True, help="Retry all failed jobs that match the options.")
+@option("--all", "Retry all failed jobs that match the options.", name="everything")
 @_matching_option
 @search_options
 @queue_option
 @json_option
-@click.pass_obj
 def retry(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     ids: tuple[str, ...],
     everything: bool,
@@ -262,30 +230,16 @@ def retry(
 ) -> int:
     """Run failed jobs again: those with these ids, or --all that match the options."""
     if bool(ids) == everything:
-        raise CommandLineError("give either ids or --all.", ExitCode.USAGE)
+        raise InvalidUsage("give either ids or --all.")
     if ids and (matching is not None or any(filters.values())):
-        raise CommandLineError("filters such as --matching need --all instead of ids.", ExitCode.USAGE)
+        raise InvalidUsage("filters such as --matching need --all instead of ids.")
     if ids:
-        return done_by_id(flags, ids, queue, lambda named, id: named.retry(id), as_json=as_json)
-
-    async def act(app: App) -> int:
-        names = await queues_of(app, queue)
-        if matching is None:
-            in_store = filters_of(State.FAILED, filters)
-            return sum([await app.queue(name).retry_all(**in_store) for name in names])
-        return sum([await _retry_matching(app, name, filters, matching) for name in names])
-
-    count = run_with_app(Settings(flags), act)
+        return done_by_id(settings, ids, queue, lambda named, id: named.retry(id), as_json=as_json)
+    count = _count_done(settings, "retry", queue, matching, filters)
     print_json({"retried": count}) if as_json else click.echo(
         f"{counted(count, 'job')} {'waits' if count == 1 else 'wait'} again"
     )
     return 0
-
-
-async def _retry_matching(app: App, queue: str, filters: dict[str, Any], text: str) -> int:
-    ids = [job.id async for job in _matching(app, queue, filters, text)]
-    answers = await app.queue(queue).retry(*ids) if ids else {}
-    return sum(answer == "retried" for answer in answers.values())
 
 
 @command_of(dlq, "clear")
@@ -294,27 +248,35 @@ async def _retry_matching(app: App, queue: str, filters: dict[str, Any], text: s
 @queue_option
 @yes_option
 @json_option
-@click.pass_obj
 def clear(
-    flags: Flags, /, *, matching: str | None, queue: str | None, yes: bool, as_json: bool, **filters: Any
+    settings: Settings, *, matching: str | None, queue: str | None, yes: bool, as_json: bool, **filters: Any
 ) -> None:
     """Remove failed jobs: all, or those that match the options. Asks for confirmation."""
     chosen = " that match" if matching is not None or any(filters.values()) else ""
-    refuse_unknown_queues(flags, queue)
+    refuse_unknown_queues(settings, queue)
     ask(f"Remove the failed jobs of {queue or 'all queues'}{chosen}?", yes=yes)
-
-    async def act(app: App) -> int:
-        names = await queues_of(app, queue)
-        if matching is None:
-            in_store = filters_of(State.FAILED, filters)
-            return sum([await app.queue(name).remove_all("failed", **in_store) for name in names])
-        return sum([await _remove_matching(app, name, filters, matching) for name in names])
-
-    count = run_with_app(Settings(flags), act)
+    count = _count_done(settings, "remove", queue, matching, filters)
     print_json({"removed": count}) if as_json else click.echo(f"{counted(count, 'job')} removed")
 
 
-async def _remove_matching(app: App, queue: str, filters: dict[str, Any], text: str) -> int:
-    ids = [job.id async for job in _matching(app, queue, filters, text)]
-    answers = await app.queue(queue).remove(*ids) if ids else {}
-    return sum(answer == "removed" for answer in answers.values())
+def _count_done(
+    settings: Settings, verb: str, queue: str | None, text: str | None, filters: dict[str, Any]
+) -> int:
+    """Retry or remove the failed jobs that match, and return their number."""
+
+    async def act(app: App) -> int:
+        names = await queues_of(app, queue)
+        return sum([await _act_on_failed(app.queue(name), verb, text, filters) for name in names])
+
+    return run_with_app(settings, act)
+
+
+async def _act_on_failed(queue: Queue, verb: str, text: str | None, filters: dict[str, Any]) -> int:
+    if text is None:
+        in_store = filters_of(State.FAILED, filters)
+        return await (
+            queue.retry_all(**in_store) if verb == "retry" else queue.remove_all("failed", **in_store)
+        )
+    ids = [job.id async for job in _matching(queue, filters, text)]
+    answers = await getattr(queue, verb)(*ids) if ids else {}
+    return sum(answer in JOB_VERBS[verb].done for answer in answers.values())

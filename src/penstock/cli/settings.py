@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import CommandLineError, InvalidUsage
 from penstock.cli.parameters import Flags
 from penstock.cli.synonyms import KEY_ADVICE, did_you_mean
 from penstock.cli.values import with_unit
@@ -98,20 +98,13 @@ def _duration(value: Any) -> str:
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    truths = {
-        "true": True,
-        "yes": True,
-        "on": True,
-        "1": True,
-        "false": False,
-        "no": False,
-        "off": False,
-        "0": False,
-    }
-    try:
-        return truths[str(value).lower()]
-    except KeyError:
-        raise ValueError("true or false") from None
+    match str(value).lower():
+        case "true" | "yes" | "on" | "1":
+            return True
+        case "false" | "no" | "off" | "0":
+            return False
+        case _:
+            raise ValueError("true or false")
 
 
 def _backoff(value: Any) -> str:
@@ -174,7 +167,7 @@ def known_key(name: str) -> Key:
     if name in KEYS:
         return KEYS[name]
     meant = KEY_ADVICE.get(name.lower()) or did_you_mean(name, list(KEYS))
-    raise CommandLineError(f"the key {name!r} does not exist. {meant}", ExitCode.USAGE)
+    raise InvalidUsage(f"the key {name!r} does not exist. {meant}")
 
 
 # Sources of values
@@ -320,7 +313,7 @@ def _read(kind: str, path: Path) -> dict[str, Value]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandLineError(f"{path} cannot be read: {error}", ExitCode.USAGE) from error
+        raise InvalidUsage(f"{path} cannot be read: {error}") from error
     if kind == ".env":
         return _named_values(_variables(text), str(path))
     import tomllib
@@ -328,7 +321,7 @@ def _read(kind: str, path: Path) -> dict[str, Value]:
     try:
         table: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise CommandLineError(f"{path} is not valid TOML: {error}.", ExitCode.USAGE) from error
+        raise InvalidUsage(f"{path} is not valid TOML: {error}.") from error
     if path.name == "pyproject.toml":
         table = table.get("tool", {}).get("penstock", {})
     try:
@@ -364,6 +357,4 @@ def checked_value(key: Key, value: Any, where: str) -> Value:
     try:
         return key.read(value)
     except ValueError as error:
-        raise CommandLineError(
-            f"{where}: {key.name} cannot be {without_user(value)!r}. Give {error}.", ExitCode.USAGE
-        ) from None
+        raise InvalidUsage(f"{where}: {key.name} cannot be {without_user(value)!r}. Give {error}.") from None

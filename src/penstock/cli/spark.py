@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from penstock.cli.connect import import_task
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import ExitCode, InvalidUsage, NotFound
 from penstock.cli.output import print_json, span, unguarded
-from penstock.cli.parameters import Flags, command_of, family, json_option
+from penstock.cli.parameters import all_options, command_of, family, json_option, option
 from penstock.cli.settings import Settings
 from penstock.cli.sparksession import SparkChoice, open_session, pairs, session_options
 
@@ -61,9 +61,7 @@ def export_format(name: str) -> str:
     """Return ``csv`` or ``json``. Raise ``CommandLineError`` if the name has neither extension."""
     format = _FORMATS.get(PurePath(name).suffix.lower())
     if format not in ("csv", "json"):
-        raise CommandLineError(
-            f"--export {name}: the extension must be .csv, .tsv, .json or .jsonl.", ExitCode.USAGE
-        )
+        raise InvalidUsage(f"--export {name}: the extension must be .csv, .tsv, .json or .jsonl.")
     return format
 
 
@@ -94,12 +92,11 @@ def read_table(spark: SparkSession, name: str, format: str, options: Mapping[str
         if str(error.getCondition()).startswith(_NOT_FOUND):
             raise NotFound(f"{name} does not exist.") from error
         first = str(error).strip().partition("\n")[0]
-        raise CommandLineError(f"{name} cannot be read as {format}: {first}", ExitCode.USAGE) from error
+        raise InvalidUsage(f"{name} cannot be read as {format}: {first}") from error
     if format == "json" and _CORRUPT in df.columns:
-        raise CommandLineError(
+        raise InvalidUsage(
             f"{name} has lines that are not JSON objects. For one array, or objects that span lines, add "
-            "--in-option multiLine=true",
-            ExitCode.USAGE,
+            "--in-option multiLine=true"
         )
     return df
 
@@ -164,119 +161,76 @@ def spark() -> None:
     """
 
 
-def _process_options(function: Any) -> Any:
-    for option in (
-        click.option("--scratch", metavar="PATH", help="Folder for the run's own files if OUT is a table."),
-        click.option(
-            "--progress",
-            type=click.Choice(["auto", "bar", "lines", "none"]),
-            default="auto",
-            help="Show progress on stderr. [a bar at a terminal, else lines]",
-        ),
-        click.option(
-            "--concurrency", type=click.IntRange(1), help="Number of jobs that each worker runs at a time."
-        ),
-        click.option(
-            "--fleet-size", type=click.IntRange(1), help="Number of task slots that run jobs. [all but one]"
-        ),
-        click.option("--fleet", type=click.Choice(["spark"]), help="Run the jobs in Spark's task slots."),
-        click.option(
-            "--workers", type=click.IntRange(0), default=0, help="Number of processes to start for the jobs."
-        ),
-        click.option(
-            "--max-failures", type=click.IntRange(0), help="Stop when more rows than this have failed."
-        ),
-        click.option(
-            "--max-failure-rate",
-            type=click.FloatRange(0, 1, max_open=True),
-            help="Stop when a larger share of rows than this has failed, such as 0.05; checked from 20 rows on.",
-        ),
-        click.option(
-            "--expect",
-            metavar="MODULE:FUNCTION",
-            help="Fail rows whose result this function does not accept.",
-        ),
-        click.option(
-            "--quarantine", metavar="PATH", help="Write the rows that failed or were rejected to this table."
-        ),
-        click.option("--cost-name", default="usd", show_default=True, help="Unit of costs."),
-        click.option(
-            "--row-cost", type=float, help="Expected cost of a row, for the estimate of a --dry-run."
-        ),
-        click.option("--max-cost", type=float, help="Start no more jobs when this much is spent."),
-        click.option(
-            "--since",
-            metavar="COLUMN",
-            help="Process only rows whose value in this column is at least the highest of earlier runs.",
-        ),
-        click.option("--limit", type=click.IntRange(1), help="Maximum number of rows to process."),
-        click.option(
-            "--reuse-results/--no-reuse-results",
-            default=True,
-            show_default=True,
-            help="Use results that the store still keeps for rows that are not in OUT.",
-        ),
-        click.option("--retry-failed", is_flag=True, help="Run rows again that failed before."),
-        click.option(
-            "--on-change",
-            type=click.Choice(["rerun", "keep", "error"]),
-            default="rerun",
-            show_default=True,
-            help="What to do with rows whose arguments, or whose version of the task, have changed.",
-        ),
-        *(
-            click.option(f"--{name}-column", name, metavar="COLUMN", default="", help=f"{what} of each job.")
-            for name, what in (
-                ("cost", "The cost"),
-                ("group", "The group"),
-                ("delay", "The delay"),
-                ("priority", "The priority"),
-            )
-        ),
-        click.option(
-            "--payload",
-            metavar="COLUMN",
-            multiple=True,
-            help="Column of an argument; may be repeated. [columns named like parameters]",
-        ),
-    ):
-        function = option(function)
-    return function
+_process_options = all_options(
+    option(
+        "--payload COLUMN",
+        "Column of an argument; may be repeated. [columns named like parameters]",
+        multiple=True,
+    ),
+    *(
+        option(f"--{name}-column COLUMN", f"The {name} of each job.", name=name, default="")
+        for name in ("priority", "delay", "group", "cost")
+    ),
+    option(
+        "--on-change",
+        "What to do with rows whose arguments, or whose version of the task, have changed.",
+        click.Choice(["rerun", "keep", "error"]),
+        default="rerun",
+        show_default=True,
+    ),
+    option("--retry-failed", "Run rows again that failed before."),
+    option(
+        "--reuse-results/--no-reuse-results",
+        "Use results that the store still keeps for rows that are not in OUT.",
+        default=True,
+        show_default=True,
+    ),
+    option("--limit NUMBER", "Maximum number of rows to process.", click.IntRange(1)),
+    option(
+        "--since COLUMN",
+        "Process only rows whose value in this column is at least the highest of earlier runs.",
+    ),
+    option("--max-cost AMOUNT", "Start no more jobs when this much is spent.", float),
+    option("--row-cost AMOUNT", "Expected cost of a row, for the estimate of a --dry-run.", float),
+    option("--cost-name TEXT", "Unit of costs.", default="usd", show_default=True),
+    option("--quarantine PATH", "Write the rows that failed or were rejected to this table."),
+    option("--expect MODULE:FUNCTION", "Fail rows whose result this function does not accept."),
+    option(
+        "--max-failure-rate SHARE",
+        "Stop when a larger share of rows than this has failed, such as 0.05; checked from 20 rows on.",
+        click.FloatRange(0, 1, max_open=True),
+    ),
+    option("--max-failures NUMBER", "Stop when more rows than this have failed.", click.IntRange(0)),
+    option("--workers NUMBER", "Number of processes to start for the jobs.", click.IntRange(0), default=0),
+    option("--fleet", "Run the jobs in Spark's task slots.", click.Choice(["spark"])),
+    option("--fleet-size NUMBER", "Number of task slots that run jobs. [all but one]", click.IntRange(1)),
+    option("--concurrency NUMBER", "Number of jobs that each worker runs at a time.", click.IntRange(1)),
+    option(
+        "--progress",
+        "Show progress on stderr. [a bar at a terminal, else lines]",
+        click.Choice(["auto", "bar", "lines", "none"]),
+        default="auto",
+    ),
+    option("--scratch PATH", "Folder for the run's own files if OUT is a table."),
+)
 
 
 @command_of(spark, "process")
 @click.argument("source", metavar="IN")
 @click.argument("output", metavar="OUT")
-@click.option("--task", metavar="MODULE:TASK", required=True, help="Task to run on each row.")
-@click.option(
-    "--key",
-    metavar="COLUMN",
-    multiple=True,
-    required=True,
-    help="Column that identifies a row; may be repeated.",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Only print the number of rows to run, and their estimated cost."
-)
+@option("--task MODULE:TASK", "Task to run on each row.", required=True)
+@option("--key COLUMN", "Column that identifies a row; may be repeated.", multiple=True, required=True)
+@option("--dry-run", "Only print the number of rows to run, and their estimated cost.")
 @_process_options
-@click.option("--in-format", metavar="NAME", help="Format of IN. [by its extension, else parquet]")
-@click.option(
-    "--in-option",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Set an option of Spark's reader of IN; may be repeated.",
-)
-@click.option("--schema", metavar="DDL", help="Types of columns, such as 'zip STRING, age INT'.")
-@click.option("--out-format", metavar="NAME", help="Format of OUT. [by its extension, else parquet]")
-@click.option(
-    "--export", "copy", metavar="FILE", help="Also write the current results to FILE: .csv, .tsv or .jsonl."
-)
+@option("--in-format NAME", "Format of IN. [by its extension, else parquet]")
+@option("--in-option KEY=VALUE", "Set an option of Spark's reader of IN; may be repeated.", multiple=True)
+@option("--schema DDL", "Types of columns, such as 'zip STRING, age INT'.")
+@option("--out-format NAME", "Format of OUT. [by its extension, else parquet]")
+@option("--export FILE", "Also write the current results to FILE: .csv, .tsv or .jsonl.", name="copy")
 @session_options
 @json_option
-@click.pass_obj
 def process(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     source: str,
     output: str,
@@ -305,7 +259,6 @@ def process(
     exits immediately. Exits with 1 if more rows than --max-failures have failed, now or before, and with 7 if it was
     stopped before all rows were done.
     """
-    settings = Settings(flags)
     chosen = import_task(settings, task)
     out_format = _out_format(output, out_format)
     reading = dict(pairs(in_option, option="--in-option"))
@@ -347,10 +300,9 @@ def _check_early(task: Task[..., Any], source: str, *, is_local: bool) -> None:
 def _out_format(output: str, format: str | None) -> str:
     format = format or ("parquet" if is_table(output) else format_of(output, None))
     if format == "csv":
-        raise CommandLineError(
+        raise InvalidUsage(
             f"{output} cannot be CSV: it is the memory of later runs, and CSV has no types and no nested columns. "
-            f"Give a folder, which will be Parquet, and --export {Path(output).name} for a copy.",
-            ExitCode.USAGE,
+            f"Give a folder, which will be Parquet, and --export {Path(output).name} for a copy."
         )
     return format
 
@@ -368,9 +320,8 @@ def _typed(df: DataFrame, task: Task[..., Any], *, schema: str | None, is_text: 
             fields = StructType.fromDDL(schema)
             assert isinstance(fields, StructType)
         except (PySparkException, AssertionError) as error:
-            raise CommandLineError(
-                f"--schema {schema!r} cannot be read. Give names with types: 'zip STRING, age INT'.",
-                ExitCode.USAGE,
+            raise InvalidUsage(
+                f"--schema {schema!r} cannot be read. Give names with types: 'zip STRING, age INT'."
             ) from error
         types |= {field.name: field.dataType for field in fields}
     return cast(df, types)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import InvalidUsage
 from penstock.cli.output import console
+from penstock.cli.parameters import all_options, option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,26 +78,24 @@ class SparkChoice:
     conf: Sequence[str]
 
 
+_choice_options = all_options(
+    option("--remote URL", "Use the Spark Connect server at sc://host."),
+    option("--cores NUMBER", "Cores of the local Spark. [all]", click.IntRange(1)),
+    option("--memory SIZE", "Memory of the local Spark.", default="2g", show_default=True),
+    option("--conf KEY=VALUE", "Set an option of Spark; may be repeated.", multiple=True),
+)
+
+
 def session_options(function: Callable[..., T]) -> Callable[..., T]:
     """Add the options that choose Spark; the function gets them as ``choice``."""
 
+    @_choice_options
     @wraps(function)
     def with_choice(
         *args: Any, remote: str | None, cores: int | None, memory: str, conf: tuple[str, ...], **rest: Any
     ) -> T:
         return function(*args, choice=SparkChoice(remote, cores, memory, conf), **rest)
 
-    for option in (
-        click.option(
-            "--conf", metavar="KEY=VALUE", multiple=True, help="Set an option of Spark; may be repeated."
-        ),
-        click.option(
-            "--memory", metavar="SIZE", default="2g", show_default=True, help="Memory of the local Spark."
-        ),
-        click.option("--cores", type=click.IntRange(1), help="Cores of the local Spark. [all]"),
-        click.option("--remote", metavar="URL", help="Use the Spark Connect server at sc://host."),
-    ):
-        with_choice = option(with_choice)
     return with_choice
 
 
@@ -177,7 +176,7 @@ def pairs(texts: Sequence[str], *, option: str) -> Iterator[tuple[str, str]]:
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key:
-            raise CommandLineError(f"{option} {text}: give KEY=VALUE.", ExitCode.USAGE)
+            raise InvalidUsage(f"{option} {text}: give KEY=VALUE.")
         yield key, value
 
 

@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import click
-
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.jobview import reason_fields
 from penstock.cli.output import (
     at_terminal,
@@ -26,11 +24,11 @@ from penstock.cli.output import (
     wrapped,
 )
 from penstock.cli.parameters import (
-    Flags,
     command,
     every_option,
     json_option,
     one_queue,
+    option,
     queue_argument,
     queue_option,
 )
@@ -256,12 +254,11 @@ def _state_of(worker: WorkerInfo) -> str:
 @command("status")
 @queue_argument
 @queue_option
-@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@option("-w, --watch", "Refresh until Ctrl-C.")
 @every_option
 @json_option
-@click.pass_obj
 def status(
-    flags: Flags, /, *, name: str | None, queue: str | None, watch: bool, every: float, as_json: bool
+    settings: Settings, *, name: str | None, queue: str | None, watch: bool, every: float, as_json: bool
 ) -> None:
     """Show the number of jobs in each queue and state, their rates, the workers, and why jobs do not run.
 
@@ -273,7 +270,6 @@ def status(
       completed, failed, cancelled    finished, and kept for a while
     """
     queue = one_queue(name, queue)
-    settings = Settings(flags)
 
     async def show(app: App) -> None:
         try:
@@ -397,10 +393,9 @@ def _rows(status: dict[str, Any]) -> list[tuple[Any, ...]]:
 @command("workers")
 @queue_option
 @json_option
-@click.pass_obj
-def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+def workers(settings: Settings, *, queue: str | None, as_json: bool) -> None:
     """List the workers of the store, on all machines, as of their last heartbeat."""
-    records = run_with_app(Settings(flags), lambda app: read_workers(app, queue))
+    records = run_with_app(settings, lambda app: read_workers(app, queue))
     if as_json:
         print_json(records)
         return
@@ -438,14 +433,10 @@ q              quit"""
 
 @command("top", help=f"{_SUMMARY}\n\n\b\n{KEYS}")
 @every_option
-@click.pass_obj
-def top(flags: Flags, /, *, every: float) -> None:
+def top(settings: Settings, *, every: float) -> None:
     """Open the screen until the user quits."""
     if not at_terminal() or not sys.stdin.isatty():
-        raise CommandLineError(
-            "top needs a terminal. In a pipe, use: penstock status --watch", ExitCode.USAGE
-        )
-    settings = Settings(flags)
+        raise InvalidUsage("top needs a terminal. In a pipe, use: penstock status --watch")
 
     # Imported here, so that other commands start without textual.
     from penstock.cli.topscreen import TopScreen

@@ -1,4 +1,4 @@
-"""The screens of ``penstock top``: the overview, the details of a job, a confirmation, and the help."""
+"""The screens of ``penstock top``: the overview with its tables, a confirmation, and the help."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from rich.text import Text
 from textual.app import App as TextualApp
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.events import Key
-from textual.screen import ModalScreen, Screen
-from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Static, Tab, Tabs
 
 from penstock.cli.jobs import Reasons, read_reasons
-from penstock.cli.jobview import BRIEF, SPARE, brief, cut, facts, short_ids, timeline
+from penstock.cli.jobview import BRIEF, SPARE, brief, cut, short_ids
 from penstock.cli.operate import said
-from penstock.cli.output import TROUBLE, fitted, span, sparkline
+from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
 from penstock.cli.status import KEYS, read_halts, read_status, workers_line
-from penstock.cli.toptable import Table
-from penstock.cli.waiting import LogFollower, unkept
+from penstock.cli.topdetails import Details
 from penstock.client.session import shown_store
 from penstock.client.situation import at_second
-from penstock.client.why import explain
 from penstock.core.lifecycle import State
 from penstock.core.text import visible, visible_in_line
-from penstock.errors import EventsLost, PenstockError
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -339,65 +336,6 @@ class TopScreen(TextualApp[None]):
         return job
 
 
-class Details(Screen[None]):
-    """The details of a job: its facts and timeline, its log, and the traceback of its last failure."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter", "app.pop_screen", "back", key_display="esc"),
-        Binding("s", "show('facts')", "show"),
-        Binding("l", "show('log')", "log"),
-        Binding("t", "show('traceback')", "traceback"),
-    ]
-
-    def __init__(self, app: App, ref: str, *, every: float) -> None:
-        super().__init__()
-        self._store = app
-        self._handle = app.job(ref)
-        self._every = every
-
-    def compose(self) -> ComposeResult:
-        """Return a tab for each part."""
-        with TabbedContent(id="parts"):
-            for name in ("facts", "log", "traceback"):
-                with TabPane(name, id=name), VerticalScroll():
-                    yield Static(id=f"{name}-text")
-        yield Footer()
-
-    async def on_mount(self) -> None:
-        """Show the job, and refresh it at each interval."""
-        await self.reload()
-        self.set_interval(self._every, self.reload)
-
-    def action_show(self, part: str) -> None:
-        """Go to a tab."""
-        self.query_one(TabbedContent).active = part
-
-    async def reload(self) -> None:
-        """Read the job and show it."""
-        info = await self._handle.get_or_none()
-        if info is None:
-            self._put("facts", Text(visible(f"{self._handle.id} is gone."), style=TROUBLE))
-            return
-        rows = facts(info, await explain(await self._store.connect(), info.raw))
-        lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in rows]
-        lines += [Text(""), *[Text(line) for line in await self._timeline()]]
-        self._put("facts", Text("\n").join(lines))
-        dropped, log = await LogFollower(self._handle).new_lines()
-        log = [unkept(dropped), *log] if dropped else log
-        self._put("log", Text(visible("\n".join(log)) if log else "The job has logged nothing."))
-        trace = info.failure.traceback if info.failure is not None else ""
-        self._put("traceback", Text(visible(trace) if trace else "The job has no traceback."))
-
-    async def _timeline(self) -> list[str]:
-        try:
-            return timeline([event async for event in self._handle.events(follow=False)])
-        except EventsLost as lost:
-            return [visible_in_line(str(lost))]
-
-    def _put(self, part: str, text: Text) -> None:
-        self.query_one(f"#{part}-text", Static).update(text)
-
-
 class Confirm(ModalScreen[bool]):
     """A question that the user must answer with ``y`` before a drastic step."""
 
@@ -433,3 +371,50 @@ def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:
     oldest = span(row["oldest_waiting_ms"]) if row["waiting"] else ""
     rate, paused = row["completed_per_minute"], "paused" if row["paused"] else ""
     return (row["queue"], *counts, oldest, rate, paused, sparkline(row["completed_by_minute"]))
+
+
+class Table(DataTable[Text]):
+    """A table with a row per queue or job. Its keys take effect after those that moved its cursor before."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "app.open", "details"),
+        Binding("left", "app.turn(-1)", "", show=False),
+        Binding("right", "app.turn(1)", "states", key_display="←→"),
+    ]
+
+    def key_at_cursor(self) -> str | None:
+        """Return the key of the row under the cursor, if the cursor is shown."""
+        if not self.show_cursor or not self.is_valid_row_index(self.cursor_row):
+            return None
+        return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
+
+    def fill(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        keys: Sequence[str],
+        *,
+        chosen: str | None = None,
+    ) -> None:
+        """Replace the content. The cursor stays on its row, or goes to the row of ``chosen``."""
+        at = keys.index(chosen) if chosen in keys else min(self.cursor_row, len(keys) - 1)
+        with self.prevent(DataTable.RowHighlighted):
+            self.clear(columns=True)
+            widths = prose_widths(columns, rows, self.app.size.width - 2)
+            for number, name in enumerate(columns):
+                self.add_column(name, width=widths.get(number))
+            for key, row in zip(keys, rows, strict=True):
+                self.add_row(*(_cell(name, value) for name, value in zip(columns, row, strict=True)), key=key)
+            if at >= 0:
+                self.move_cursor(row=at)
+
+
+def _cell(column: str, value: Any) -> Text:
+    text = Text(visible_in_line("" if value is None else str(value)), no_wrap=True)
+    if isinstance(value, int | float):
+        text.justify = "right"
+    if value == "paused" or (column == "failed" and value):
+        text.stylize(TROUBLE)
+    elif column == "state":
+        text.stylize(STATE_STYLES.get(str(value), ""))
+    return text

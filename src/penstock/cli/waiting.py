@@ -12,22 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from penstock.cli.completion import completes_ids, completes_queues
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
-from penstock.cli.jobview import find_job, happened
+from penstock.cli.errors import CommandLineError, ExitCode, InvalidUsage, NotFound
+from penstock.cli.jobview import find_job, happened, identity
 from penstock.cli.output import json_text, jsonable, print_json
-from penstock.cli.parameters import (
-    OPEN,
-    QUEUE_OF_IDS,
-    Flags,
-    command,
-    completes_ids,
-    completes_queues,
-    json_option,
-    queue_option_for,
-)
+from penstock.cli.parameters import OPEN, QUEUE_OF_IDS, command, json_option, option, queue_option_for
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration
 from penstock.client.situation import command_line
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import EventType
@@ -107,17 +98,11 @@ def _is_cut(line: str) -> bool:
 
 @command("wait")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=completes_ids(*OPEN))
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    type=duration,
-    help="Wait at most this long, then exit with 6. [no limit]",
-)
+@option("--timeout DURATION", "Wait at most this long, then exit with 6. [no limit]")
 @queue_option_for(QUEUE_OF_IDS)
 @json_option
-@click.pass_obj
 def wait(
-    flags: Flags, /, *, ids: tuple[str, ...], timeout: str | None, queue: str | None, as_json: bool
+    settings: Settings, *, ids: tuple[str, ...], timeout: str | None, queue: str | None, as_json: bool
 ) -> int:
     """Wait for jobs to end, and print how each one ended.
 
@@ -136,7 +121,7 @@ def wait(
             handles[job.ref] = app.job(job.ref)
         return await _wait_for_all(list(handles.values()), timeout=timeout, as_json=as_json)
 
-    return run_with_app(Settings(flags), read)
+    return run_with_app(settings, read)
 
 
 async def _wait_for_all(handles: list[JobHandle[Any]], *, timeout: str | None, as_json: bool) -> int:
@@ -181,7 +166,7 @@ async def _end_of(handle: JobHandle[Any]) -> dict[str, Any]:
         raise
     except JobError as caught:
         state, error = "cancelled" if isinstance(caught, JobCancelled) else "failed", str(caught)
-    return {"id": handle.id, "ref": handle.ref, "queue": handle.queue, "state": state, "error": error}
+    return {**identity(handle), "state": state, "error": error}
 
 
 async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool) -> int:
@@ -222,17 +207,8 @@ async def _print_end(
     if as_json:
         state = info.state if info is not None else None
         failure = None if error is None else str(error)
-        print_json(
-            {
-                "id": handle.id,
-                "ref": handle.ref,
-                "queue": handle.queue,
-                "state": state,
-                "exit_code": code,
-                "result": result,
-                "error": failure,
-            }
-        )
+        ended = {"state": state, "exit_code": code, "result": result, "error": failure}
+        print_json({**identity(handle), **ended})
         return code
     await follower.print_new()
     if error is not None:
@@ -268,35 +244,29 @@ _TYPES: Final = tuple(kind.value for kind in EventType)
 
 
 @command("events", epilog=f"TYPE is one of {', '.join(_TYPES)}.")
-@click.option(
-    "-q",
-    "--queue",
-    metavar="NAME",
+@option(
+    "-q, --queue NAME",
+    "Only events of this queue. May be repeated. [all]",
     multiple=True,
     shell_complete=completes_queues,
-    help="Only events of this queue. May be repeated. [all]",
 )
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new events until Ctrl-C.")
-@click.option(
-    "--since",
-    metavar="SEQ",
+@option("-f, --follow", "Keep printing new events until Ctrl-C.")
+@option(
+    "--since SEQ",
+    "Events after this number, or of the last 5m; 'now' for new events only. [all kept events]",
     default="earliest",
-    help="Events after this number, or of the last 5m; 'now' for new events only. [all kept events]",
 )
-@click.option(
-    "--type",
-    "types",
-    metavar="TYPE",
-    type=click.Choice(_TYPES),
+@option(
+    "--type TYPE",
+    "Only events of this type. May be repeated. [all]",
+    click.Choice(_TYPES),
+    name="types",
     multiple=True,
-    help="Only events of this type. May be repeated. [all]",
 )
-@click.option("--id", metavar="ID", shell_complete=completes_ids(), help="Only events of this job.")
+@option("--id ID", "Only events of this job.", shell_complete=completes_ids())
 @json_option
-@click.pass_obj
 def events(
-    flags: Flags,
-    /,
+    settings: Settings,
     *,
     queue: tuple[str, ...],
     follow: bool,
@@ -322,7 +292,7 @@ def events(
                 if event.at_ms >= since_ms:
                     click.echo(_json(event) if as_json else _line(event))
 
-    run_with_app(Settings(flags), read)
+    run_with_app(settings, read)
 
 
 def _start(since: str) -> tuple[int | str | None, int]:
@@ -334,9 +304,8 @@ def _start(since: str) -> tuple[int | str | None, int]:
     try:
         return "earliest", time.time_ns() // 1_000_000 - milliseconds(since)
     except InvalidOption:
-        raise CommandLineError(
-            f"--since {since}: give the number of an event, a duration such as 5m, 'now' or 'earliest'.",
-            ExitCode.USAGE,
+        raise InvalidUsage(
+            f"--since {since}: give the number of an event, a duration such as 5m, 'now' or 'earliest'."
         ) from None
 
 

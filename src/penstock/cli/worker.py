@@ -19,14 +19,14 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from penstock.cli.background import restart, start, status, stop
-from penstock.cli.connect import import_app, is_local
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.completion import completes_queues
+from penstock.cli.connect import import_app, is_local, open_app
+from penstock.cli.errors import InvalidUsage
 from penstock.cli.output import unguarded
-from penstock.cli.parameters import Family, Flags, command_of, completes_queues, family
+from penstock.cli.parameters import Family, Flags, command_of, family, option
 from penstock.cli.pidfiles import Surroundings, held
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import advice, known_command, nearest
-from penstock.cli.values import duration
 from penstock.client.session import shown_store
 
 if TYPE_CHECKING:
@@ -132,10 +132,9 @@ class _RunUnlessNamed(Family):
         args = self._with_command_first(args)
         # Check this here: the options of `start` are parsed in the worker, after it has been started.
         if args[:1] == ["start"] and "--reload" in args and not ctx.resilient_parsing:
-            raise CommandLineError(
+            raise InvalidUsage(
                 "--reload is for a worker in the foreground: one in the background is for production. "
-                "Leave out `start`, or leave out --reload and use `penstock worker restart` after a change.",
-                ExitCode.USAGE,
+                "Leave out `start`, or leave out --reload and use `penstock worker restart` after a change."
             )
         self._refuse_misspelt(args, ctx)
         if not args or not self._names_command(args[0]):
@@ -147,16 +146,14 @@ class _RunUnlessNamed(Family):
         if not args or ":" in args[0] or self._names_command(args[0]) or ctx.resilient_parsing:
             return
         if args[0].isdigit():
-            raise CommandLineError(
-                f"unexpected argument {args[0]!r}. For {args[0]} jobs at a time, give -c {args[0]}.",
-                ExitCode.USAGE,
+            raise InvalidUsage(
+                f"unexpected argument {args[0]!r}. For {args[0]} jobs at a time, give -c {args[0]}."
             )
         is_module = Path(args[0]).is_dir() or Path(f"{args[0]}.py").exists()
         if not is_module and (meant := nearest(args[0], list(self.commands))):
-            raise CommandLineError(
+            raise InvalidUsage(
                 f"{args[0]!r} is neither a command nor an app, as in MODULE:NAME. "
-                f"Did you mean `penstock worker {meant[0]}`?",
-                ExitCode.USAGE,
+                f"Did you mean `penstock worker {meant[0]}`?"
             )
 
     def _names_command(self, word: str) -> bool:
@@ -199,90 +196,57 @@ def worker() -> None:
 
 @command_of(worker, "run", short_help="Run jobs here, until Ctrl-C.")
 @click.argument("target", metavar="[MODULE:APP]", required=False)
-@click.option(
-    "-i",
-    "--include",
-    metavar="MODULE",
+@option(
+    "-i, --include MODULE",
+    "Import this module, which defines tasks of the app. May be repeated. [those of App(include=...)]",
     multiple=True,
-    help="Import this module, which defines tasks of the app. May be repeated. [those of App(include=...)]",
 )
-@click.option(
-    "-q",
-    "--queues",
-    metavar="NAME[=WEIGHT]",
+@option(
+    "-q, --queues NAME[=WEIGHT]",
+    "Work on this queue, or several: a,b. May be repeated. [those of the app's tasks; without one the key queue]",
     multiple=True,
     shell_complete=completes_queues,
-    help="Work on this queue, or several: a,b. May be repeated. [those of the app's tasks; without one the key queue]",
 )
-@click.option(
-    "-c",
-    "--concurrency",
-    metavar="NUMBER",
-    type=int,
-    help="Number of jobs that run at a time. [100 with an app, else one per processor]",
+@option(
+    "-c, --concurrency NUMBER", "Number of jobs that run at a time. [100 with an app, else one per processor]"
 )
-@click.option(
-    "-p",
-    "--processes",
-    metavar="NUMBER",
-    type=int,
-    help="Number of processes, each with that concurrency. [1]",
-)
-@click.option(
+@option("-p, --processes NUMBER", "Number of processes, each with that concurrency. [1]")
+@option(
     "--burst",
-    is_flag=True,
-    help="End when no jobs are left, or only paused ones. Waits for delayed jobs, retries, and timed pauses.",
+    "End when no jobs are left, or only paused ones. Waits for delayed jobs, retries, and timed pauses.",
 )
-@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
-@click.option(
+@option("--reload", "Restart when a Python file here changes.")
+@option(
     "--commands/--no-commands",
-    default=None,
-    help="Run shell commands: anyone who can write to the store can then run anything here. "
+    "Run shell commands: anyone who can write to the store can then run anything here. "
     "[only with a local store]",
+    default=None,
 )
-@click.option(
-    "--lease", metavar="DURATION", type=duration, help="How soon its jobs run again if it dies. [30s]"
+@option("--lease DURATION", "How soon its jobs run again if it dies. [30s]")
+@option("--grace DURATION", "How long it lets its jobs finish when it is stopped. [30s]")
+@option("--stuck-after DURATION", "Give up its jobs when its event loop has been blocked for this long. [5m]")
+@option(
+    "--unknown-after DURATION",
+    "Fail a job of an unknown task after handing it back for this long. [1h; 0s with --burst]",
 )
-@click.option(
-    "--grace",
-    metavar="DURATION",
-    type=duration,
-    help="How long it lets its jobs finish when it is stopped. [30s]",
+@option("--limit RATE", 'Maximum rate of starts, such as "100/s".')
+@option("--name NAME", "Prefix of its id. [host and process]")
+@option("--probe PORT", "Serve health and metrics on this port of the loopback.")
+@option(
+    "--pid-file FILE",
+    "Write the process id to FILE, and refuse to run if another worker holds it.",
+    click.Path(dir_okay=False, path_type=Path),
 )
-@click.option(
-    "--stuck-after",
-    metavar="DURATION",
-    type=duration,
-    help="Give up its jobs when its event loop has been blocked for this long. [5m]",
+@option("--lifeline DESCRIPTOR", "", int, hidden=True)
+@option("--live/--no-live", "At a terminal, show a live view, or log lines. [live]", default=True)
+@option(
+    "--log-format FORMAT",
+    "Print log lines as text or JSON. JSON turns the live view off. [text]",
+    click.Choice(["text", "json"]),
 )
-@click.option(
-    "--unknown-after",
-    metavar="DURATION",
-    type=duration,
-    help="Fail a job of an unknown task after handing it back for this long. [1h; 0s with --burst]",
-)
-@click.option("--limit", metavar="RATE", help='Maximum rate of starts, such as "100/s".')
-@click.option("--name", metavar="NAME", help="Prefix of its id. [host and process]")
-@click.option("--probe", metavar="PORT", help="Serve health and metrics on this port of the loopback.")
-@click.option(
-    "--pid-file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the process id to FILE, and refuse to run if another worker holds it.",
-)
-@click.option("--lifeline", metavar="DESCRIPTOR", type=int, hidden=True)
-@click.option("--live/--no-live", default=True, help="At a terminal, show a live view, or log lines. [live]")
-@click.option(
-    "--log-format",
-    metavar="FORMAT",
-    type=click.Choice(["text", "json"]),
-    help="Print log lines as text or JSON. JSON turns the live view off. [text]",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Also log completed jobs.")
-@click.pass_context
+@option("-v, --verbose", "Also log completed jobs.")
 def run(
-    ctx: click.Context,
-    /,
+    settings: Settings,
     *,
     target: str | None,
     pid_file: Path | None,
@@ -299,23 +263,11 @@ def run(
     MODULE:APP names the app that defines the tasks, such as myproject.jobs:app. Without it, and without the key `app`,
     the worker only runs shell commands.
     """
-    if reload and pid_file is not None:
-        raise CommandLineError(
-            "--reload and --pid-file cannot be combined: a pid file is for a worker in the background, --reload for "
-            "one in the foreground. Leave out one of them.",
-            ExitCode.USAGE,
-        )
     if lifeline is not None:
         end_with_reloader(lifeline)
-    settings = Settings(ctx.find_object(Flags) or Flags())
     target = target or settings["app"]
-    if include and not target:
-        raise CommandLineError(
-            "--include needs the app of these tasks. Give MODULE:APP, or set the key app: "
-            "penstock config set app myproject.jobs:app",
-            ExitCode.USAGE,
-        )
-    arguments = _arguments(ctx, target)
+    _refuse_rivals(target, include, pid_file, reload=reload)
+    arguments = _arguments(click.get_current_context(), settings, target)
     surroundings = Surroundings.here()
     pid_file = pid_file and pid_file.absolute()
     if reload:
@@ -347,13 +299,36 @@ for _command in (start, stop, restart, status):
     worker.add_command(_command)
 
 
+def _refuse_rivals(
+    target: str | None, include: tuple[str, ...], pid_file: Path | None, *, reload: bool
+) -> None:
+    """Raise ``CommandLineError`` for options that exclude each other, or need another one."""
+    if reload and pid_file is not None:
+        raise InvalidUsage(
+            "--reload and --pid-file cannot be combined: a pid file is for a worker in the background, --reload for "
+            "one in the foreground. Leave out one of them."
+        )
+    if include and not target:
+        raise InvalidUsage(
+            "--include needs the app of these tasks. Give MODULE:APP, or set the key app: "
+            "penstock config set app myproject.jobs:app"
+        )
+
+
 def _plain_app(settings: Settings) -> App:
     """Return an app that the worker's processes can import; the environment gives them the settings."""
     for key in ("url", "namespace"):
         if settings[key] is not None:
             os.environ[f"PENSTOCK_{key.upper()}"] = settings[key]
-    from penstock.cli.plainapp import app
+    app: App = __getattr__("plain_app")
+    return app
 
+
+def __getattr__(name: str) -> Any:
+    """Make ``plain_app`` at its first use: an app without tasks on the configured store."""
+    if name != "plain_app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    app = globals()[name] = open_app(Settings(Flags()))
     return app
 
 
@@ -375,10 +350,9 @@ def _options(settings: Settings, app: App, target: str | None, given: dict[str, 
         commands = is_local(app.url) and (target is None or bool(app.tasks or app.handlers))
     options["commands"] = settings["shell"] if commands else False
     if target is None and not commands:
-        raise CommandLineError(
+        raise InvalidUsage(
             "this worker has nothing to run: it has no app, and it runs commands of a server only with --commands. "
-            "Give MODULE:APP, or --commands.",
-            ExitCode.USAGE,
+            "Give MODULE:APP, or --commands."
         )
     return options
 
@@ -388,12 +362,10 @@ def _weighted(text: str) -> tuple[str, float]:
     try:
         return name, float(weight or 1)
     except ValueError:
-        raise CommandLineError(
-            f"--queues {text}: {weight!r} is not a weight. Give a number.", ExitCode.USAGE
-        ) from None
+        raise InvalidUsage(f"--queues {text}: {weight!r} is not a weight. Give a number.") from None
 
 
-def _arguments(ctx: click.Context, target: str | None) -> list[str]:
+def _arguments(ctx: click.Context, settings: Settings, target: str | None) -> list[str]:
     """Return the arguments that repeat this command, without the options that say how it is started."""
     arguments = [target] if target else []
     for parameter in ctx.command.params:
@@ -407,5 +379,4 @@ def _arguments(ctx: click.Context, target: str | None) -> list[str]:
         elif value is not None:
             values = value if isinstance(value, tuple) else (value,)
             arguments += [f"{parameter.opts[-1]}={item}" for item in values]
-    flags = (ctx.find_object(Flags) or Flags()).given
-    return arguments + [f"--{name}={value}" for name, value in flags.items()]
+    return arguments + [f"--{name}={value}" for name, value in settings.flags.given.items()]
