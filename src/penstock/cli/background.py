@@ -19,11 +19,11 @@ from penstock.cli.parameters import PlainCommand, command, json_option, option
 from penstock.cli.pidfiles import (
     PidRecord,
     Surroundings,
-    await_end,
+    await_stop,
     private,
     read_record,
+    request_stop,
     running,
-    tell_to_end,
 )
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
@@ -40,23 +40,23 @@ _LOOK_EVERY_S: Final = 0.05
 _BEYOND_GRACE_S: Final = 15.0
 
 
-class Place(NamedTuple):
-    """The files of a background worker."""
+class BackgroundWorker(NamedTuple):
+    """A background worker of a project, known by its files."""
 
     name: str
     pid_file: Path
     log_file: Path
 
     @classmethod
-    def of(cls, project: Project, number: int) -> Place:
-        """Return the place of the worker with this number."""
+    def of(cls, project: Project, number: int) -> BackgroundWorker:
+        """Return the worker with this number."""
         folder = project.folder / "workers"
         name = f"worker-{number}"
         return cls(name, folder / f"{name}.pid", folder / f"{name}.log")
 
     @property
     def record(self) -> PidRecord | None:
-        """Return the record of the worker that runs here, if one does."""
+        """Return what the pid file says, if the worker runs."""
         return running(self.pid_file)
 
     @property
@@ -68,53 +68,57 @@ class Place(NamedTuple):
         return text.rpartition("\n")[2].strip()
 
 
-def places(project: Project) -> list[Place]:
-    """Return the places that have a pid file, by number."""
+def background_workers(project: Project) -> list[BackgroundWorker]:
+    """Return the workers that have a pid file, by number."""
     files = (project.folder / "workers").glob("worker-*.pid")
     numbers = (path.stem.removeprefix("worker-") for path in files)
-    return [Place.of(project, number) for number in sorted(int(n) for n in numbers if n.isdigit())]
+    return [BackgroundWorker.of(project, number) for number in sorted(int(n) for n in numbers if n.isdigit())]
 
 
-def start_worker(place: Place, arguments: list[str], surroundings: Surroundings | None = None) -> int:
+def start_worker(
+    worker: BackgroundWorker, arguments: list[str], surroundings: Surroundings | None = None
+) -> int:
     """Start ``penstock worker run`` in the background, and return its process id as soon as it claims jobs.
 
-    ``surroundings`` (default: those of this process) lead it to its store. Raise ``WrongState`` if a worker runs here,
-    and ``CommandLineError`` with the last line of its log if the worker does not start.
+    ``surroundings`` (default: those of this process) lead it to its store. Raise ``WrongState`` if it already runs, and
+    ``CommandLineError`` with the last line of its log if the worker does not start.
     """
-    if (record := place.record) is not None:
+    if (record := worker.record) is not None:
         raise WrongState(
-            f"{place.name} is already running (process {record.pid}). Use `penstock worker restart`, or stop it first."
+            f"{worker.name} is already running (process {record.pid}). Use `penstock worker restart`, or stop it first."
         )
-    process = _launch(place, arguments, surroundings or Surroundings.here())
+    process = _launch(worker, arguments, surroundings or Surroundings.here())
     deadline = time.monotonic() + _STARTING_S
     while process.poll() is None and time.monotonic() < deadline:
-        record = read_record(place.pid_file)
+        record = read_record(worker.pid_file)
         if record is not None and record.pid == process.pid and record.ready:
             return process.pid
         time.sleep(_LOOK_EVERY_S)
     if process.poll() is None:
         process.kill()
         raise CommandLineError(
-            f"{place.name} was not ready within {_STARTING_S:.0f} s. See {place.log_file}."
+            f"{worker.name} was not ready within {_STARTING_S:.0f} s. See {worker.log_file}."
         )
     if process.returncode == 0:
         # A burst that finished before the first look.
         return process.pid
     code = next((code for code in ExitCode if code == process.returncode), ExitCode.FAILED)
     raise CommandLineError(
-        f"{place.name} did not start: {place.last_log_line.removeprefix('penstock: ')}", code
+        f"{worker.name} did not start: {worker.last_log_line.removeprefix('penstock: ')}", code
     )
 
 
-def _launch(place: Place, arguments: list[str], surroundings: Surroundings) -> subprocess.Popen[bytes]:
-    """Start the process of a worker, which writes to the log of its place."""
+def _launch(
+    worker: BackgroundWorker, arguments: list[str], surroundings: Surroundings
+) -> subprocess.Popen[bytes]:
+    """Start the process of a worker, with its log file as output."""
     if not Path(surroundings.folder).is_dir():
-        raise NotFound(f"{place.name} did not start: its folder {surroundings.folder} no longer exists.")
-    place.log_file.parent.mkdir(parents=True, exist_ok=True)
+        raise NotFound(f"{worker.name} did not start: its folder {surroundings.folder} no longer exists.")
+    worker.log_file.parent.mkdir(parents=True, exist_ok=True)
     run = [sys.executable, "-m", "penstock", "worker", "run"]
-    with open(place.log_file, "ab", opener=private) as log:
+    with open(worker.log_file, "ab", opener=private) as log:
         return subprocess.Popen(
-            [*run, *arguments, "--pid-file", str(place.pid_file.absolute())],
+            [*run, *arguments, "--pid-file", str(worker.pid_file.absolute())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -125,23 +129,23 @@ def _launch(place: Place, arguments: list[str], surroundings: Surroundings) -> s
 
 
 def stop_workers(
-    places: list[Place], *, patience_s: float | None = None
-) -> Iterator[tuple[Place, PidRecord, bool]]:
-    """Stop the workers at these places. Yield each as it exits, with its record and whether it exited by itself.
+    workers: list[BackgroundWorker], *, patience_s: float | None = None
+) -> Iterator[tuple[BackgroundWorker, PidRecord, bool]]:
+    """Stop these workers. Yield each as it exits, with its record and whether it exited by itself.
 
     All workers get the signal before the first wait; otherwise one would take the jobs that another hands back. Each
     has its own grace and fifteen seconds, or ``patience_s``.
     """
     stopping = []
-    for place in places:
-        if (record := place.record) is None:
-            place.pid_file.unlink(missing_ok=True)
+    for worker in workers:
+        if (record := worker.record) is None:
+            worker.pid_file.unlink(missing_ok=True)
             continue
-        tell_to_end(record)
+        request_stop(record)
         patience = record.grace_ms / 1000 + _BEYOND_GRACE_S if patience_s is None else patience_s
-        stopping.append((place, record, time.monotonic() + patience))
-    for place, record, deadline in stopping:
-        yield place, record, await_end(place.pid_file, record, deadline=deadline)
+        stopping.append((worker, record, time.monotonic() + patience))
+    for worker, record, deadline in stopping:
+        yield worker, record, await_stop(worker.pid_file, record, deadline=deadline)
 
 
 # Commands
@@ -188,11 +192,11 @@ def start(settings: Settings, *, count: int | None, options: tuple[str, ...]) ->
         raise InvalidUsage(f"give the number of workers with -n {options[0]}.")
     settings.project.make_folder()
     arguments = [*options, *(f"--{name}={value}" for name, value in settings.flags.given.items())]
-    targets = [Place.of(settings.project, n + 1) for n in range(count or settings["workers"])]
-    running = {place: record for place in targets if (record := place.record) is not None}
+    targets = [BackgroundWorker.of(settings.project, n + 1) for n in range(count or settings["workers"])]
+    running = {worker: record for worker in targets if (record := worker.record) is not None}
     lines = [
-        f"{place.name} is already running (process {record.pid}{_of(record)})"
-        for place, record in running.items()
+        f"{worker.name} is already running (process {record.pid}{_of(record)})"
+        for worker, record in running.items()
     ]
     if len(running) == len(targets):
         raise WrongState(
@@ -201,9 +205,9 @@ def start(settings: Settings, *, count: int | None, options: tuple[str, ...]) ->
         )
     for line in lines:
         click.echo(line)
-    for place in targets:
-        if place not in running:
-            _start(place, arguments)
+    for worker in targets:
+        if worker not in running:
+            _start(worker, arguments)
 
 
 @command("stop", short_help="Stop the workers in the background.")
@@ -231,9 +235,9 @@ def restart(settings: Settings, *, names: tuple[str, ...], timeout: str | None) 
     if not before:
         raise WrongState(f"{_none_runs(settings)}. Start one with `penstock worker start`.")
     failures: list[CommandLineError] = []
-    for place, record in before:
+    for worker, record in before:
         try:
-            _start(place, record.arguments, record.surroundings)
+            _start(worker, record.arguments, record.surroundings)
         except CommandLineError as failure:
             failures.append(failure)
     if failures:
@@ -248,20 +252,20 @@ def status(settings: Settings, *, as_json: bool) -> None:
     Passwords in URLs are not shown. `penstock workers` lists all workers of the store, on all machines.
     """
     rows: list[tuple[Any, ...]] = []
-    for place in places(settings.project):
-        if (record := place.record) is not None:
+    for worker in background_workers(settings.project):
+        if (record := worker.record) is not None:
             rows.append(
                 (
-                    place.name,
+                    worker.name,
                     record.pid,
                     (exact if as_json else when)(record.started_at_ms),
                     " ".join(map(shown_argument, record.arguments)),
                     record.store,
-                    place.log_file,
+                    worker.log_file,
                 )
             )
         else:
-            rows.append((place.name, None, "died", "", "", place.log_file))
+            rows.append((worker.name, None, "died", "", "", worker.log_file))
     names = ("name", "pid", "since", "options", "store", "log")
     if as_json:
         print_json([dict(zip(names, (*row[:5], str(row[5])), strict=True)) for row in rows])
@@ -271,10 +275,10 @@ def status(settings: Settings, *, as_json: bool) -> None:
         click.get_current_context().exit(ExitCode.NOT_FOUND)
 
 
-def _start(place: Place, arguments: list[str], surroundings: Surroundings | None = None) -> None:
-    pid = start_worker(place, arguments, surroundings)
-    store = _of(record) if (record := place.record) is not None else ""
-    click.echo(f"{place.name} runs (process {pid}{store}), log {place.log_file}")
+def _start(worker: BackgroundWorker, arguments: list[str], surroundings: Surroundings | None = None) -> None:
+    pid = start_worker(worker, arguments, surroundings)
+    store = _of(record) if (record := worker.record) is not None else ""
+    click.echo(f"{worker.name} runs (process {pid}{store}), log {worker.log_file}")
 
 
 def _of(record: PidRecord) -> str:
@@ -285,21 +289,25 @@ def _none_runs(settings: Settings) -> str:
     return f"no worker runs in the background of {settings.project.root}"
 
 
-def _stop(settings: Settings, names: tuple[str, ...], timeout: str | None) -> list[tuple[Place, PidRecord]]:
-    """Stop the workers with these names, or all. Return their places and their records."""
+def _stop(
+    settings: Settings, names: tuple[str, ...], timeout: str | None
+) -> list[tuple[BackgroundWorker, PidRecord]]:
+    """Stop the workers with these names, or all. Return them with their records."""
     patience_s = None if timeout is None else milliseconds(timeout) / 1000
-    running = {place.name: place for place in places(settings.project) if place.record is not None}
+    running = {
+        worker.name: worker for worker in background_workers(settings.project) if worker.record is not None
+    }
     for name in names:
         if name not in running:
             rest = f"Running: {', '.join(running)}." if running else f"{_none_runs(settings).capitalize()}."
             raise NotFound(
                 f"no worker {name!r} runs here. {did_you_mean(name, list(running), otherwise=rest)}"
             )
-    chosen = [running[name] for name in dict.fromkeys(names)] or places(settings.project)
+    chosen = [running[name] for name in dict.fromkeys(names)] or background_workers(settings.project)
     if running and sys.stderr.isatty():
         click.echo("waiting for their jobs; Ctrl-C stops waiting, but not their shutdown", err=True)
     stopped = []
-    for place, record, is_graceful in stop_workers(chosen, patience_s=patience_s):
-        click.echo(f"{place.name} {'has stopped' if is_graceful else 'was killed: it did not stop in time'}")
-        stopped.append((place, record))
+    for worker, record, is_graceful in stop_workers(chosen, patience_s=patience_s):
+        click.echo(f"{worker.name} {'has stopped' if is_graceful else 'was killed: it did not stop in time'}")
+        stopped.append((worker, record))
     return stopped

@@ -49,7 +49,7 @@ def get(settings: Settings, key: str | None, as_json: bool) -> None:
     if key is None:
         _print_all(settings, as_json=as_json)
         return
-    setting = _counting(settings, settings.setting(key))
+    setting = _effective(settings, settings.setting(key))
     if as_json:
         print_json(_row(setting))
     elif setting.value is None:
@@ -101,7 +101,7 @@ def list_(settings: Settings, as_json: bool) -> None:
 
 
 def _print_all(settings: Settings, *, as_json: bool) -> None:
-    current = [_counting(settings, setting) for setting in settings.all()]
+    current = [_effective(settings, setting) for setting in settings.all()]
     if as_json:
         print_json([_row(setting) for setting in current])
         return
@@ -130,7 +130,7 @@ def path(settings: Settings, as_json: bool) -> None:
         click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (missing)'}")
 
 
-def _counting(settings: Settings, setting: Setting) -> Setting:
+def _effective(settings: Settings, setting: Setting) -> Setting:
     """Return the setting that counts: for the store, the code of the app ranks below flags only."""
     if setting.key.name not in ("url", "namespace") or setting.origin.kind == "flag":
         return setting

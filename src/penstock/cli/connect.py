@@ -111,7 +111,7 @@ def open_app(settings: Settings) -> App:
 
 
 def _check_saved_url(url: str, file: str) -> None:
-    """Raise ``CommandLineError``, which names the file, for a saved URL without an engine."""
+    """Raise ``CommandLineError``, which names the file, if no engine takes a saved URL."""
     try:
         open_storage(url)
     except InvalidOption as error:
@@ -119,7 +119,7 @@ def _check_saved_url(url: str, file: str) -> None:
 
 
 def _command_context(settings: Settings) -> CommandContext:
-    """Return the app and the options that chose the store, without those that change nothing."""
+    """Return the app, and the options that a printed command must repeat to reach the same store."""
     given, below = settings.flags.given, _below_code(settings)
     by_itself = settings["app"] is None and chosen_store([StoreName(), *below]) == chosen_store(
         [_flags(settings), *below]
@@ -187,7 +187,7 @@ def _imported_app(settings: Settings, target: str) -> App:
 
 @cache
 def _note_ignored_url(target: str) -> None:
-    """Say once that the code of the app ranks above the environment."""
+    """Say once that the store of the app's code is used, not that of the environment."""
     note = (
         f"PENSTOCK_URL is ignored: the app {target} names another store. Give --url for that of PENSTOCK_URL"
     )
@@ -195,7 +195,7 @@ def _note_ignored_url(target: str) -> None:
 
 
 def _move_to_store(settings: Settings, app: App) -> None:
-    """Move ``app`` to the configured store, if it has chosen another one itself."""
+    """Move ``app`` to the configured store if its code has led it to another one."""
     command_context.set(_command_context(settings))
     url, namespace = chosen_store([_flags(settings), app.named, *_below_code(settings)])
     if (url, namespace) != chosen_store([app.named, from_environment()]):
@@ -207,7 +207,7 @@ def _flags(settings: Settings) -> StoreName:
 
 
 def _below_code(settings: Settings) -> list[StoreName]:
-    """Return the stores that rank below the code: of the environment, and of the files of the project."""
+    """Return the stores that count only if the code names none: of the environment, and of the project's files."""
     return [
         StoreName(_text(values.get("url")), _text(values.get("namespace")))
         for values in settings.below_flags()
@@ -253,7 +253,7 @@ def _module_and_name(target: str, kind: type[K], *, otherwise: str) -> tuple[str
 
 
 def _apps_below(package: str) -> list[str]:
-    """Return the likely apps in a package of this folder, as ``module:name``, without importing it."""
+    """Search a package of this folder for apps without importing it, and return them as ``module:name``."""
     folder = Path(*package.split(".")) if package else Path()
     apps = []
     for file in sorted(folder.glob("*.py")) if (folder / "__init__.py").is_file() else ():
@@ -308,7 +308,7 @@ def _missing_file(url: str) -> Path | None:
 
 
 def note_on_second_store(url: str) -> str:
-    """Return a note for when the store is created, if a parent folder has a file of its name; else nothing."""
+    """Return a note if a new store is created although a parent folder has one of its name; else an empty string."""
     if (path := _missing_file(url)) is None:
         return ""
     folder = next((folder for folder in path.parent.parents if os.path.isfile(folder / path.name)), None)
@@ -353,7 +353,7 @@ async def queues_with_rules(app: App, queue: str | None, settings: Settings) -> 
 
 
 async def refuse_unknown_queue(app: App, queue: str | None, *, to: str) -> None:
-    """Raise ``NotFound`` for a queue that does not exist, with the option that allows ``to`` do it anyway."""
+    """Raise ``NotFound`` for a queue that does not exist. Its message says how ``to`` do it before the first job."""
     try:
         await queues_of(app, queue)
     except NotFound as error:

@@ -19,7 +19,7 @@ from penstock.cli.output import print_json, print_table, span
 from penstock.cli.parameters import command, json_option, option, yes_option
 from penstock.cli.queues import ask
 from penstock.cli.settings import Settings
-from penstock.cli.status import Halt, held_jobs, read_causes, read_counts, read_halts, read_workers
+from penstock.cli.status import QueuePause, held_jobs, read_causes, read_counts, read_pauses, read_workers
 from penstock.client.causes import over_budget, ref_to
 from penstock.client.session import shown_store
 from penstock.client.situation import (
@@ -263,17 +263,17 @@ async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> lis
             Finding("ok", f"queue {queue}", f"{counted(checked.records, 'record')}, all indexes agree")
         )
     findings += _queue_clock(queue, await storage.clock(queue))
-    findings += [_paused(halt) for halt in await read_halts(storage, queue, is_paused=counts.paused)]
+    findings += [_paused(pause) for pause in await read_pauses(storage, queue, is_paused=counts.paused)]
     findings += [finding async for finding in _spent_budgets(storage, queue)]
     return findings + ([await _staged(storage, queue, counts.staged)] if counts.staged else [])
 
 
-def _paused(halt: Halt) -> Finding:
-    of_group = ("--group", halt.group) if halt.group else ()
-    what = f"group {halt.group} is paused" if halt.group else "is paused"
-    until = f" until {at_second(halt.until_ms)}" if halt.until_ms else ""
-    advice = f"run {command_line('resume', '-q', halt.queue, *of_group)}"
-    return Finding("note", f"queue {halt.queue}", what + until, advice)
+def _paused(pause: QueuePause) -> Finding:
+    of_group = ("--group", pause.group) if pause.group else ()
+    what = f"group {pause.group} is paused" if pause.group else "is paused"
+    until = f" until {at_second(pause.until_ms)}" if pause.until_ms else ""
+    advice = f"run {command_line('resume', '-q', pause.queue, *of_group)}"
+    return Finding("note", f"queue {pause.queue}", what + until, advice)
 
 
 async def _spent_budgets(storage: Storage, queue: str) -> AsyncIterator[Finding]:

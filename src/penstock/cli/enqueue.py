@@ -61,7 +61,7 @@ env_option: Final = option(
 
 
 class _Enqueue(PlainCommand):
-    """Refuses an option of enqueue between the words of a command, such as the -q of ``grep -q foo file``."""
+    """The command ``enqueue``, which refuses its options among the words of a job: the -q of ``grep -q foo file``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -144,24 +144,15 @@ def enqueue(
     """
     if job == ("-",):
         job, file = (), "-"
-    # Only a task may have no arguments.
-    if bool(job) == bool(file) and not (task and not file):
-        hint = f" If -f is part of the command, put -- before {job[0]!r}." if job else ""
-        raise InvalidUsage(f"give exactly one of: a command, a JSON object, -f FILE (- is stdin).{hint}")
-    _refuse_split_duration(job, options)
-    if options["delay"] is not None and options["at"] is not None:
-        raise InvalidUsage("give either --delay or --at, not both.")
     wait = wait or wait_timeout is not None
+    _check_usage(job, file, task, options, wait=wait)
     # JSON may name a task of the app.
     may_name_task = bool(task or file) or job[0].lstrip().startswith("{")
     target = settings.flags.given.get("app") or (settings["app"] if may_name_task else None)
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given_options(options), default_queue=settings["queue"])
     if file:
-        if wait or options["id"]:
-            raise InvalidUsage("--id and --wait are for one job, not for a file.")
         return _enqueue_file(app, jobs, file, keep_going=keep_going, print_ids=print_ids, as_json=as_json)
-    _refuse_several_commands(job)
     _warn(app, job, options)
     text = job[0] if len(job) == 1 else shlex.join(job)
     # Before the store is opened, because that creates the file of a new one.
@@ -179,6 +170,23 @@ def enqueue(
             source, new, note=note, note_on_job=note_on_job, wait=wait, timeout=wait_timeout, as_json=as_json
         ),
     )
+
+
+def _check_usage(
+    job: tuple[str, ...], file: str | None, task: str | None, options: dict[str, Any], *, wait: bool
+) -> None:
+    """Raise ``InvalidUsage`` for arguments that exclude each other, or that the shell split in another way."""
+    # Only a task may have no arguments.
+    if bool(job) == bool(file) and not (task and not file):
+        hint = f" If -f is part of the command, put -- before {job[0]!r}." if job else ""
+        raise InvalidUsage(f"give exactly one of: a command, a JSON object, -f FILE (- is stdin).{hint}")
+    if options["delay"] is not None and options["at"] is not None:
+        raise InvalidUsage("give either --delay or --at, not both.")
+    if file and (wait or options["id"]):
+        raise InvalidUsage("--id and --wait are for one job, not for a file.")
+    _refuse_split_duration(job, options)
+    if task is None:
+        _refuse_several_commands(job)
 
 
 def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> None:
@@ -202,7 +210,7 @@ def _refuse_several_commands(job: tuple[str, ...]) -> None:
 
 
 def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Print a note on stderr about what is valid, but probably not meant."""
+    """Print a note on stderr about arguments that are valid, but look like a mistake."""
     if len(job) == 1 and Path(job[0]).is_file() and not os.access(job[0], os.X_OK):
         click.echo(
             f"{job[0]} is a file, not a program. For a job on each of its lines: penstock enqueue -f {job[0]}",
@@ -257,7 +265,7 @@ async def _enqueue_one(
 
 
 async def _other_job(handle: JobHandle[Any], new: NewJob) -> str:
-    """Return what the known job does, if that is something else than the new one."""
+    """Return a note on the known job if it does something else than the new one; else an empty string."""
     # The folder and the variables of a command do not count: they depend on where it was enqueued.
     known = await handle.get_or_none()
     if known is None or _action(known.raw) == _action(new):

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.cli.completion import completes_ids
 from penstock.cli.parameters import OPEN, all_options, option
-from penstock.cli.values import duration, duration_or, instant_or, some_duration
+from penstock.cli.values import duration, duration_or, instant_or, nonzero_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,7 +52,7 @@ JOB_OPTIONS: Final = (
         "DURATION",
         str | float | None,
         "Kill a run that takes longer. It counts as failed, and is retried.",
-        some_duration,
+        nonzero_duration,
     ),
     JobOption("attempts", "NUMBER", int, "Maximum number of runs, if they fail."),
     JobOption("max_retries", "NUMBER", int, "Retries after the first run: --max-retries 4 is --attempts 5."),

@@ -13,13 +13,13 @@ from penstock.cli.completion import STATES, completes_ids
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import InvalidUsage
 from penstock.cli.jobview import (
-    BRIEF,
-    SPARE,
-    brief,
-    described,
+    JOB_COLUMNS,
+    SPARE_JOB_COLUMNS,
     facts,
     find_job,
     identity,
+    job_fields,
+    job_row,
     reason_fields,
     short_ids,
     step_facts,
@@ -84,19 +84,20 @@ def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool, empty: s
     """Print a row for each job, or everything about each job as JSON. Print ``empty`` instead of an empty table."""
     with_reasons = [(job, reasons.get((job.queue, job.id))) for job in jobs]
     if as_json:
-        print_json([described(job, reason) for job, reason in with_reasons])
+        print_json([job_fields(job, reason) for job, reason in with_reasons])
     else:
         # Scripts get whole ids and whole texts.
         shorten = at_terminal()
         shorts = short_ids(job.id for job in jobs) if shorten else {}
         rows = [
-            brief(job, reason, shown_id=shorts.get(job.id), whole=not shorten) for job, reason in with_reasons
+            job_row(job, reason, shown_id=shorts.get(job.id), whole=not shorten)
+            for job, reason in with_reasons
         ]
-        print_table(BRIEF, rows, empty=empty, spare=SPARE)
+        print_table(JOB_COLUMNS, rows, empty=empty, spare=SPARE_JOB_COLUMNS)
 
 
 def first_jobs(count: int) -> str:
-    """Return the words for the jobs that a limit let through."""
+    """Return how a note names the jobs that are shown."""
     return "the first job" if count == 1 else f"the first {count} jobs"
 
 
@@ -191,7 +192,7 @@ def show(settings: Settings, *, id: str, queue: str | None, traceback: bool, as_
 
     job, reason, steps, events, lost = run_with_app(settings, read)
     if as_json:
-        fields = described(job, reason, traceback=job.task != COMMAND_TASK)
+        fields = job_fields(job, reason, traceback=job.task != COMMAND_TASK)
         of_steps = [step_row(step) for step in steps]
         print_json({**fields, "steps": of_steps, "timeline": [timeline_row(event) for event in events]})
         return

@@ -50,8 +50,8 @@ _MOST_NAMED: Final = 5
 _HAND_BACK: Final = ["promoted", "claimed", "snoozed"]
 """The events of a run that its worker hands back because it does not know the task, or that snoozes itself."""
 
-BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
-SPARE: Final = ("runs", "queue", "why", "when")
+JOB_COLUMNS: Final = ("id", "queue", "state", "what", "runs", "when", "why")
+SPARE_JOB_COLUMNS: Final = ("runs", "queue", "why", "when")
 """Columns that a narrow terminal leaves out."""
 _LONGEST: Final = 48
 _SHORT_KINDS: Final = {
@@ -192,10 +192,10 @@ def title(info: JobInfo) -> str:
     return f"{info.task} {payload}" if info.task else str(payload)
 
 
-def brief(
+def job_row(
     info: JobInfo, reason: Reason | None = None, *, shown_id: str | None = None, whole: bool = False
 ) -> tuple[Any, ...]:
-    """Return the row of a job under ``BRIEF``. ``shown_id`` replaces its id; ``whole`` keeps long texts."""
+    """Return the row of a job under ``JOB_COLUMNS``. ``shown_id`` replaces its id; ``whole`` keeps long texts."""
     raw = info.raw
     at_ms = (
         raw.finished_at_ms
@@ -215,7 +215,7 @@ def brief(
 
 
 def _why(info: JobInfo, reason: Reason | None, *, in_words: bool) -> str:
-    """Return what keeps the job from running, or its last failure unless it completed afterwards."""
+    """Return what keeps the job from running; else its last failure, unless the job has completed."""
     if reason is not None and reason.kind not in _UNHINDERED:
         return reason.text if in_words else _in_short(info, reason)
     if info.state == "completed":
@@ -244,7 +244,7 @@ def _clock(at: datetime) -> str:
     return f"{local:%H:%M:%S}" if local.date() == datetime.now().date() else f"{local:%Y-%m-%d %H:%M}"
 
 
-def described(info: JobInfo, reason: Reason | None = None, *, traceback: bool = False) -> dict[str, Any]:
+def job_fields(info: JobInfo, reason: Reason | None = None, *, traceback: bool = False) -> dict[str, Any]:
     """Return everything about a job, for JSON."""
     raw = info.raw
     return {
@@ -269,7 +269,7 @@ def reason_fields(reason: Reason) -> dict[str, Any]:
 
 def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
     """Return the facts about a job as names and values, without empty ones."""
-    raw, fields = job.raw, described(job)
+    raw, fields = job.raw, job_fields(job)
     facts = [
         ("id", job.id),
         ("queue", job.queue),
@@ -315,7 +315,7 @@ def step_row(step: StepInfo) -> dict[str, Any]:
 
 
 def step_facts(steps: Sequence[StepInfo]) -> list[tuple[str, str]]:
-    """Return the recorded steps as a fact: the newest of them, one per line."""
+    """Return the newest recorded steps as one fact, a step per line."""
     if not steps:
         return []
     lines = [_step_line(step) for step in steps[-_STEPS_SHOWN:]]
@@ -352,7 +352,7 @@ def timeline_row(event: Event) -> dict[str, Any]:
     }
 
 
-def happened(event: Event) -> str:
+def event_line(event: Event) -> str:
     """Return an event of a job in one line."""
     parts = [when(event.at_ms), f"{event.type!s:10}"]
     if event.state and event.state != event.type:
@@ -390,11 +390,11 @@ def timeline(events: Sequence[Event]) -> list[str]:
             end += 3
         repeats = (end - at) // 3 - 1
         if repeats > 1:
-            lines += map(happened, events[at : at + 3])
+            lines += map(event_line, events[at : at + 3])
             lines.append(f"{'':21}snoozed {repeats} more times, last at {when(events[end - 1].at_ms)}")
             at = end
         else:
-            lines.append(happened(events[at]))
+            lines.append(event_line(events[at]))
             at += 1
     return lines
 

@@ -97,7 +97,7 @@ def set_budget(
 
 
 async def _period(app: App, queue: str, name: str, flow: str) -> str | None:
-    """Return the period that the budget has so far."""
+    """Return the current period of a budget; ``None`` if it has none."""
     budgets = await (await app.connect()).budgets(queue)
     per_ms = next((budget.per_ms for budget in budgets if (budget.name, budget.flow) == (name, flow)), 0)
     return describe(per_ms) if per_ms else None
@@ -200,11 +200,7 @@ def set_limit(
     """
     queue = one_queue(name, queue)
     name = queue or settings["queue"]
-    bounds = {
-        key: None if value == "none" else _PARSERS[key](value)
-        for key, value in options.items()
-        if value is not None
-    }
+    bounds = {key: _bound(key, value) for key, value in options.items() if value is not None}
     if remove == bool(bounds):
         raise InvalidUsage("give --concurrency, --rate or --bucket, or else --none.")
 
@@ -221,36 +217,25 @@ def set_limit(
     click.echo(f"{name}{f' group {group}' if group else ''}: {text or 'no limit'}")
 
 
-def _parse_concurrency(text: str) -> int:
-    if not text.isdigit():
-        raise InvalidUsage(f"--concurrency {text}: give an integer, or none.")
-    return int(text)
-
-
-def _parse_rate(text: str) -> Rate:
-    try:
-        return parse_rate(text)
-    except InvalidOption:
-        raise InvalidUsage(
-            f"--rate {text}: give a count and a period, such as 100/s, 5/2m or 1/500ms, or none."
-        ) from None
-
-
-def _parse_bucket(text: str) -> tuple[int, Rate]:
+def _bucket(text: str) -> tuple[int, Rate]:
     capacity, _, rate = text.partition(":")
-    try:
-        return int(capacity), parse_rate(rate)
-    except (ValueError, InvalidOption):
-        raise InvalidUsage(
-            f"--bucket {text}: give a capacity and a rate, such as 100:10/s, or none."
-        ) from None
+    return int(capacity), parse_rate(rate)
 
 
-_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
-    "concurrency": _parse_concurrency,
-    "rate": _parse_rate,
-    "bucket": _parse_bucket,
+_BOUNDS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "concurrency": (int, "an integer"),
+    "rate": (parse_rate, "a count and a period, such as 100/s, 5/2m or 1/500ms"),
+    "bucket": (_bucket, "a capacity and a rate, such as 100:10/s"),
 }
+
+
+def _bound(name: str, text: str) -> Any:
+    """Return the value of an option; ``None`` for "none", which removes the bound."""
+    read, form = _BOUNDS[name]
+    try:
+        return None if text == "none" else read(text)
+    except (ValueError, InvalidOption):
+        raise InvalidUsage(f"--{name} {text}: give {form}, or none.") from None
 
 
 @command_of(limit, "show")

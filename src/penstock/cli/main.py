@@ -82,7 +82,7 @@ def _interrupted() -> int:
 
 
 def _broken_pipe() -> int:
-    """Return the exit code of a program that SIGPIPE ended, and keep Python from reporting the broken pipe."""
+    """Return the exit code for a reader that has gone, and keep Python from reporting the broken pipe."""
     from penstock.cli.errors import ExitCode
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

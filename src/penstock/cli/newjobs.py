@@ -56,7 +56,7 @@ _Line: Final[Any] = msgspec.defstruct(
     bases=(JobLine,),
     forbid_unknown_fields=True,
 )
-_RIVALS: Final = {"attempts": "max_retries", "max_retries": "attempts", "delay": "at", "at": "delay"}
+_ALTERNATIVES: Final = {"attempts": "max_retries", "max_retries": "attempts", "delay": "at", "at": "delay"}
 """Pairs of options with one meaning: in a line, either of a pair replaces the one that is given for all lines."""
 _PLAIN: Final = frozenset({"command", "cwd", "env", "id"})
 _OPTIONS: Final = frozenset(option.name for option in JOB_OPTIONS)
@@ -78,7 +78,7 @@ _TOO_DEEP: Final = "the JSON is nested too deeply. Flatten the arguments, or pas
 
 
 def _in_utf8(text: str | bytes) -> bytes:
-    """Encode ``text`` without the byte order mark with which some programs begin a file."""
+    """Encode ``text`` as UTF-8, without the byte order mark that some programs write first."""
     try:
         data = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError as error:
@@ -164,7 +164,7 @@ class NewJobs:
         return self.make(JobLine(task=self._task, args=_arguments(text)))
 
     def spec(self, text: str) -> JobSpec[Any]:
-        """Return the same as a ``JobSpec``, for a scheduler."""
+        """Return the job of a text as a ``JobSpec``, for a scheduler."""
         line = read_line(text) if self._task is None else JobLine(task=self._task, args=_arguments(text))
         return self._spec(
             line, {name: v for name in _OPTIONS if (v := getattr(line, name, UNSET)) is not UNSET}
@@ -185,7 +185,9 @@ class NewJobs:
         return spec.source, spec.job
 
     def _spec(self, line: JobLine, line_options: dict[str, Any]) -> JobSpec[Any]:
-        given = {name: value for name, value in self._given.items() if _RIVALS.get(name) not in line_options}
+        given = {
+            name: value for name, value in self._given.items() if _ALTERNATIVES.get(name) not in line_options
+        }
         options = {**given, **line_options}
         if "at" in options:
             at = options.pop("at")
@@ -273,7 +275,7 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
 
 
 class _Source:
-    """Reads without a thread: a thread that waits for a pipe or a terminal cannot be stopped."""
+    """A file, pipe or terminal, read without a thread: a thread that waits for input cannot be stopped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -65,13 +65,13 @@ _NOT_SIGNALLED: Final = {
 Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
 
 
-def said(answer: str) -> str:
+def in_words(answer: str) -> str:
     """Return an answer of the store in words that follow the id of the job."""
     return _DONE.get(answer) or _NOT_DONE.get(answer) or answer.replace("_", " ")
 
 
 class _Answer(NamedTuple):
-    """The outcome for one job. ``refusal`` says why the text on the command line does not name a single job."""
+    """The outcome for one job. ``refusal`` is the error if the argument does not name exactly one job."""
 
     id: str
     answer: str

@@ -93,7 +93,7 @@ class _GuardedBuffer(io.RawIOBase):
 
 
 def raw(stream: TextIO | _Guard | None) -> TextIO:
-    """Return the stream behind a guard; for a stream closed before the start (``>&-``), one that discards all."""
+    """Return the stream behind a guard. For a closed stream (``>&-``), return one that discards everything."""
     if stream is None:
         return open(os.devnull, "w")  # Stays open until the process exits.
     return stream.stream if isinstance(stream, _Guard) else stream
@@ -108,7 +108,7 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Give the user's own code the bare stdout and stderr within the block: it may print styled text."""
+    """Remove the guards within the block, in which the user's own code may print styled text."""
     with _replaced(raw(sys.stdout), raw(sys.stderr)):
         yield
 
@@ -254,7 +254,7 @@ def rich_table(
 
 
 def prose_widths(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> dict[int, int]:
-    """Return the width of each column of prose that leaves room for all other columns."""
+    """Return the width of each column of prose, so that all other columns have room."""
     needs = [
         max(len(_cell(cell)) for cell in (name, *(row[at] for row in rows)))
         for at, name in enumerate(columns)

@@ -26,14 +26,14 @@ _MODE: Final = 0o600
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """The folder and the ``PENSTOCK_`` variables that a worker was started with: they lead to its store."""
+    """The folder and the ``PENSTOCK_`` variables that a worker was started with: they decide its store."""
 
     folder: str
     variables: dict[str, str]
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Return those of this process. Call it before an app is imported, because imports set variables."""
+        """Return the surroundings of this process. Call this before an app is imported: imports set variables."""
         ours = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
         return cls(str(Path.cwd()), ours)
 
@@ -118,12 +118,12 @@ def running(path: Path) -> PidRecord | None:
         return None
 
 
-def tell_to_end(record: PidRecord) -> None:
-    """Send SIGTERM. Call it once only: a second signal ends the grace."""
+def request_stop(record: PidRecord) -> None:
+    """Send SIGTERM. Call this only once: a second signal makes the worker hand its jobs back."""
     _signal(record.pid, signal.SIGTERM)
 
 
-def await_end(path: Path, record: PidRecord, *, deadline: float) -> bool:
+def await_stop(path: Path, record: PidRecord, *, deadline: float) -> bool:
     """Wait for a worker to exit, and kill it at ``deadline``, a monotonic time. Return whether it exited by itself."""
     gracefully = True
     while running(path) is not None:

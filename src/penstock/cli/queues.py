@@ -59,7 +59,7 @@ def refuse_unknown_queues(settings: Settings, *queues: str | None) -> None:
 
 
 async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
-    """Act on one queue after the other. The error of the store names the queues that are done."""
+    """Act on one queue after the other. If the store fails, its error names the queues that are done."""
     done: dict[str, int] = {}
     try:
         for queue in queues:
@@ -72,7 +72,7 @@ async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[in
 
 
 def _names(*names: str | None) -> tuple[str, ...]:
-    """Return the names that were given; none stand for all queues."""
+    """Return the names that were given. An empty tuple stands for all queues."""
     return tuple(name for name in names if name is not None)
 
 

@@ -99,21 +99,7 @@ def add(
     JOB is a command or a JSON object, as for `penstock enqueue`. Give one of --cron, --every and --after-completion.
     """
     given = given_options(options)
-    timing = {key: given.pop(key) for key in _TIMING if key in given}
-    rules = [key for key in _RULES if key in timing]
-    if not rules:
-        raise InvalidUsage("give the times with --cron '0 3 * * *', --every 10m or --after-completion 10m.")
-    if len(rules) > 1:
-        names = " and ".join(f"--{key.replace('_', '-')}" for key in rules)
-        raise InvalidUsage(f"{names} exclude each other. Give only one of them.")
-    sides = timing.keys() & {"start", "end"}
-    for side in sides:
-        timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
-    if sides and "cron" not in timing:
-        # Intervals have no zone: --tz was for --start and --end.
-        timing.pop("tz", None)
-    if "cron" in timing:
-        timing.setdefault("tz", local_zone())
+    timing = _timing({key: given.pop(key) for key in _TIMING if key in given})
     target = settings["app"] if task else None
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given, default_queue=settings["queue"])
@@ -134,6 +120,26 @@ def add(
     click.echo(f"{name} {answer}: {info.when}, next run {_next_run(info)}")
     if before is not None and answer == "replaced":
         click.echo(f"it was: {before.when}, {_what(before)}")
+
+
+def _timing(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``app.schedule``. Raise ``InvalidUsage`` unless ``given`` has one rule."""
+    timing = dict(given)
+    rules = [key for key in _RULES if key in timing]
+    if not rules:
+        raise InvalidUsage("give the times with --cron '0 3 * * *', --every 10m or --after-completion 10m.")
+    if len(rules) > 1:
+        names = " and ".join(f"--{key.replace('_', '-')}" for key in rules)
+        raise InvalidUsage(f"{names} exclude each other. Give only one of them.")
+    sides = timing.keys() & {"start", "end"}
+    for side in sides:
+        timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
+    if sides and "cron" not in timing:
+        # Intervals have no zone: --tz was for --start and --end.
+        timing.pop("tz", None)
+    if "cron" in timing:
+        timing.setdefault("tz", local_zone())
+    return timing
 
 
 def _next_run(info: SchedulerInfo) -> str:

@@ -33,7 +33,7 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.queues import ask, refuse_unknown_queues
 from penstock.cli.settings import Settings
-from penstock.cli.values import some_text
+from penstock.cli.values import nonempty_text
 from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL, State
 
@@ -46,8 +46,10 @@ _MOST: Final = 10_000
 
 
 search_options = all_options(
-    option("--task NAME", "Jobs of this task. The task of commands is penstock.command.", some_text),
-    option("--error CLASS", "Jobs that failed with this class of error: CommandFailed, Timeout.", some_text),
+    option("--task NAME", "Jobs of this task. The task of commands is penstock.command.", nonempty_text),
+    option(
+        "--error CLASS", "Jobs that failed with this class of error: CommandFailed, Timeout.", nonempty_text
+    ),
     option(
         "--where FIELD=VALUE",
         "Jobs with this value in a field of the payload: user.id=7. May be repeated.",
@@ -136,7 +138,7 @@ def search(
 
 
 _matching_option = option(
-    "--matching TEXT", "Jobs with TEXT in the command, the arguments or the error.", some_text
+    "--matching TEXT", "Jobs with TEXT in the command, the arguments or the error.", nonempty_text
 )
 
 

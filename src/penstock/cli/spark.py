@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _TABLE: Final = "table:"
-_PACKED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".snappy", ".deflate")
+_COMPRESSED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".snappy", ".deflate")
 _FORMATS: Final = {
     ".parquet": "parquet",
     ".csv": "csv",
@@ -68,7 +68,7 @@ def export_format(name: str) -> str:
 def _extension(name: str) -> str:
     path = PurePath(name.rstrip("/*"))
     suffix = path.suffix.lower()
-    return path.with_suffix("").suffix.lower() if suffix in _PACKED else suffix
+    return path.with_suffix("").suffix.lower() if suffix in _COMPRESSED else suffix
 
 
 def read_table(spark: SparkSession, name: str, format: str, options: Mapping[str, str]) -> DataFrame:
@@ -129,22 +129,22 @@ def _csv_writer(file: TextIO, columns: list[str], target: Path) -> Callable[[dic
 
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
-        return json.dumps(value, default=_text, ensure_ascii=False)
-    return "" if value is None else value if isinstance(value, int | float | str) else _text(value)
+        return json.dumps(value, default=_as_text, ensure_ascii=False)
+    return "" if value is None else value if isinstance(value, int | float | str) else _as_text(value)
 
 
 def _json_writer(file: TextIO) -> Callable[[dict[str, Any]], Any]:
-    return lambda row: file.write(json.dumps(row, default=_text, ensure_ascii=False) + "\n")
+    return lambda row: file.write(json.dumps(row, default=_as_text, ensure_ascii=False) + "\n")
 
 
 def _utc(value: datetime | None) -> str | None:
-    """Return an instant of Spark, which is in local time, as UTC."""
+    """Return a timestamp of Spark, which has local time, in UTC."""
     return (
         None if value is None else value.astimezone(UTC).isoformat("T", "milliseconds").replace("+00:00", "Z")
     )
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
 
 
@@ -308,7 +308,7 @@ def _out_format(output: str, format: str | None) -> str:
 
 
 def _typed(df: DataFrame, task: Task[..., Any], *, schema: str | None, is_text: bool) -> DataFrame:
-    """Return the rows with types: of ``--schema``, or for CSV, which has none, those of the task's hints."""
+    """Return the rows with the types of ``--schema``. The columns of a CSV file take the types of the task's hints."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import DataType, StructType
 

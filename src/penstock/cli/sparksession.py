@@ -1,4 +1,4 @@
-"""The Spark session of a command: its options, its start without the noise of Java, and its end."""
+"""Start and stop Spark for a command, hiding Java's start-up messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_NOISE: Final = (
+_JAVA_MESSAGES: Final = (
     b"WARNING: Using incubator modules",
     b"Setting default log level to",
     b"To adjust logging level use",
@@ -32,8 +32,8 @@ _NOISE: Final = (
 
 
 @contextmanager
-def without_java_noise() -> Iterator[None]:
-    """Filter the stderr of processes that start within the block, for as long as they run."""
+def without_java_messages() -> Iterator[None]:
+    """Drop Java's start-up messages from the stderr of processes that start within the block."""
     sys.stderr.flush()
     ours = os.dup(2)
     reading, writing = os.pipe()
@@ -51,7 +51,7 @@ def without_java_noise() -> Iterator[None]:
 def _pass_on(reading: int, writing: int) -> None:
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as target:
         for line in source:
-            if not line.startswith(_NOISE):
+            if not line.startswith(_JAVA_MESSAGES):
                 target.write(line)
 
 
@@ -61,8 +61,8 @@ def _pass_on(reading: int, writing: int) -> None:
 T = TypeVar("T")
 
 _PATIENCE_S: Final = 20.0
-# The places that `spark-sql` and `pyspark` use: tables in ./spark-warehouse, their names in ./metastore_db.
-_LASTING: Final = {
+# As `spark-sql` and `pyspark` do: tables in ./spark-warehouse, their names in ./metastore_db.
+_PERSISTENT_CATALOG: Final = {
     "spark.sql.catalogImplementation": "hive",
     "spark.driver.defaultJavaOptions": "-Dderby.stream.error.file=/dev/null",
 }
@@ -70,7 +70,7 @@ _LASTING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """The choice of Spark: a local one, unless ``--remote`` or ``--conf spark.master=...`` is given."""
+    """Which Spark to use: a local one, unless ``--remote`` or ``--conf spark.master=...`` is given."""
 
     remote: str | None
     cores: int | None
@@ -111,10 +111,9 @@ def open_session(choice: SparkChoice, *, catalog: bool = False) -> Iterator[Spar
         if choice.remote is not None:
             yield from _remote(choice.remote, settings)
         else:
-            forgets = not any(key.startswith(("spark.sql.catalog", "spark.master")) for key in settings)
-            yield from _local(
-                choice.cores, choice.memory, (_LASTING if catalog and forgets else {}) | settings
-            )
+            has_catalog = any(key.startswith(("spark.sql.catalog", "spark.master")) for key in settings)
+            defaults = _PERSISTENT_CATALOG if catalog and not has_catalog else {}
+            yield from _local(choice.cores, choice.memory, defaults | settings)
 
 
 @contextmanager
@@ -128,7 +127,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_first() -> Iterator[None]:
-    """Raise the ``KeyboardInterrupt`` behind an error: after Ctrl-C in a call of Java, the cleanup fails too."""
+    """Raise ``KeyboardInterrupt`` instead of the errors that a Ctrl-C within a call of Java causes."""
     try:
         yield
     except Exception as error:
@@ -164,7 +163,7 @@ def _local(cores: int | None, memory: str, settings: Mapping[str, str]) -> Itera
     if sys.stderr.isatty():
         console(stderr=True).print("starting Spark ...", style="dim")
     try:
-        with without_java_noise():
+        with without_java_messages():
             spark = session("penstock", cores=cores, memory=memory, config=settings)
         yield spark
     finally:

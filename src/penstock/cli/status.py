@@ -56,8 +56,8 @@ _EMPTY_FIRST: Final = ("cancelled", "completed", "scheduled", "blocked", "active
 _RATE_MINUTES: Final = 5
 _SHOWN_MINUTES: Final = 20
 _WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
-_MOVING: Final = ("ready", "busy", "active", "completed", "failed", "cancelled")
-_PATIENT: Final = ("not due", "retry", "children", "staged")
+_NEEDS_NOTHING: Final = ("ready", "busy", "active", "completed", "failed", "cancelled")
+_ENDS_BY_ITSELF: Final = ("not due", "retry", "children", "staged")
 _JOBS_EXPLAINED: Final = 100
 _CAUSES_SHOWN: Final = 10
 _GROUPS_READ: Final = 1000
@@ -106,8 +106,8 @@ async def read_counts(app: App, name: str) -> dict[str, Any]:
     """Return the counts and rates of a queue."""
     named = app.queue(name)
     counts = await named.counts()
-    halts = await read_halts(await app.connect(), name, is_paused=counts.paused)
-    whole = next((halt for halt in halts if not halt.group), None)
+    pauses = await read_pauses(await app.connect(), name, is_paused=counts.paused)
+    whole = next((pause for pause in pauses if not pause.group), None)
     minutes = await named.metrics(last=f"{_SHOWN_MINUTES}m")
     completed, failed = (_by_minute(minutes, name) for name in ("completed", "failed"))
     return {
@@ -119,9 +119,9 @@ async def read_counts(app: App, name: str) -> dict[str, Any]:
         "paused_until": exact(whole.until_ms) if whole is not None and whole.until_ms else None,
         "paused_until_ms": None if whole is None else whole.until_ms,
         "paused_groups": [
-            {"group": halt.group, "until": exact(halt.until_ms) if halt.until_ms else None}
-            for halt in halts
-            if halt.group
+            {"group": pause.group, "until": exact(pause.until_ms) if pause.until_ms else None}
+            for pause in pauses
+            if pause.group
         ],
         "oldest_waiting_ms": counts.oldest_waiting_ms,
         "completed_per_minute": round(sum(completed[-_RATE_MINUTES:]) / _RATE_MINUTES, 1),
@@ -130,7 +130,7 @@ async def read_counts(app: App, name: str) -> dict[str, Any]:
     }
 
 
-class Halt(NamedTuple):
+class QueuePause(NamedTuple):
     """A pause of a queue or of a group in it. ``until_ms`` is ``None`` if it lasts until it is resumed."""
 
     queue: str
@@ -138,7 +138,7 @@ class Halt(NamedTuple):
     until_ms: int | None
 
 
-async def read_halts(storage: Storage, queue: str, *, is_paused: bool) -> list[Halt]:
+async def read_pauses(storage: Storage, queue: str, *, is_paused: bool) -> list[QueuePause]:
     """Return the pauses of a queue and of the first of its groups, including those that end by themselves."""
     try:
         clock = await storage.clock(queue)
@@ -148,9 +148,9 @@ async def read_halts(storage: Storage, queue: str, *, is_paused: bool) -> list[H
         ]
     except StorageError:
         # A read-only store, such as a replica, may refuse to read groups.
-        return [Halt(queue, "", None)] if is_paused else []
+        return [QueuePause(queue, "", None)] if is_paused else []
     return [
-        Halt(
+        QueuePause(
             queue, group.key, None if group.paused or group.wait_ms is None else clock.now_ms + group.wait_ms
         )
         for group in states
@@ -158,7 +158,7 @@ async def read_halts(storage: Storage, queue: str, *, is_paused: bool) -> list[H
     ]
 
 
-def halted(row: dict[str, Any]) -> str:
+def pauses_in_words(row: dict[str, Any]) -> str:
     """Return the pauses of a queue as a short text."""
     until = f" until {at_second(row['paused_until_ms'])}" if row["paused_until_ms"] else ""
     groups = [paused["group"] for paused in row["paused_groups"]]
@@ -183,13 +183,13 @@ async def read_causes(app: App, row: dict[str, Any]) -> list[dict[str, Any]]:
     for job in jobs:
         held.setdefault(_cause_key(job, reasons[queue, job.id].kind), []).append(job)
     is_running = any(reason.kind == "active" for reason in reasons.values())
-    hidden = (*_MOVING, *_PATIENT) if is_running else _MOVING
+    hidden = (*_NEEDS_NOTHING, *_ENDS_BY_ITSELF) if is_running else _NEEDS_NOTHING
     causes = [members for (kind, *_), members in held.items() if kind not in hidden][:_CAUSES_SHOWN]
     return [await _cause(storage, members, row) for members in causes]
 
 
 def _cause_key(job: Job, kind: str) -> tuple[str, ...]:
-    """Return the kind of a cause, with the task or the group where these tell two causes of a kind apart."""
+    """Return the kind of a cause. Causes of different tasks or groups are different causes."""
     if kind == "unknown task":
         return kind, job.options.task
     if kind in _UNATTENDED:
@@ -245,7 +245,7 @@ async def read_workers(app: App, queue: str | None) -> list[dict[str, Any]]:
 
 
 def _state_of(worker: WorkerInfo) -> str:
-    """Return the state that the worker reported; ``dead`` or ``silent`` if it is known or likely to be gone."""
+    """Return the state that the worker reported; ``dead`` if it has died, ``silent`` if it has not been seen lately."""
     if worker.dead:
         return "dead"
     return str(worker.info.get("state", "")) if worker.raw.age_ms < SEEN_LATELY_MS else "silent"
@@ -384,7 +384,9 @@ def _rows(status: dict[str, Any]) -> list[tuple[Any, ...]]:
             span(row["oldest_waiting_ms"]) if row["waiting"] else "",
             row["completed_per_minute"],
             row["failed_per_minute"],
-            ", ".join(filter(None, [halted(row), f"{row['staged']} staged" if row["staged"] else ""])),
+            ", ".join(
+                filter(None, [pauses_in_words(row), f"{row['staged']} staged" if row["staged"] else ""])
+            ),
         )
         for row in status["queues"]
     ]

@@ -13,7 +13,7 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from penstock.cli.jobview import facts, timeline
 from penstock.cli.output import TROUBLE
-from penstock.cli.waiting import LogFollower, unkept
+from penstock.cli.waiting import LogFollower, dropped_lines_note
 from penstock.client.why import explain
 from penstock.core.text import visible, visible_in_line
 from penstock.errors import EventsLost
@@ -66,7 +66,7 @@ class Details(Screen[None]):
         lines += [Text(""), *[Text(line) for line in await self._timeline()]]
         self._put("facts", Text("\n").join(lines))
         dropped, log = await LogFollower(self._handle).new_lines()
-        log = [unkept(dropped), *log] if dropped else log
+        log = [dropped_lines_note(dropped), *log] if dropped else log
         self._put("log", Text(visible("\n".join(log)) if log else "The job has logged nothing."))
         trace = info.failure.traceback if info.failure is not None else ""
         self._put("traceback", Text(visible(trace) if trace else "The job has no traceback."))

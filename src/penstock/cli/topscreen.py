@@ -15,10 +15,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, Tab, Tabs
 
 from penstock.cli.jobs import Reasons, read_reasons
-from penstock.cli.jobview import BRIEF, SPARE, brief, cut, short_ids
-from penstock.cli.operate import said
+from penstock.cli.jobview import JOB_COLUMNS, SPARE_JOB_COLUMNS, cut, job_row, short_ids
+from penstock.cli.operate import in_words
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
-from penstock.cli.status import KEYS, read_halts, read_status, workers_line
+from penstock.cli.status import KEYS, read_pauses, read_status, workers_line
 from penstock.cli.topdetails import Details
 from penstock.client.session import shown_store
 from penstock.client.situation import at_second
@@ -174,14 +174,14 @@ class TopScreen(TextualApp[None]):
         self._jobs = {job.ref: job for job in jobs}
         self._choose_first_if_needed()
         shorts = short_ids(job.id for job in jobs)
-        rows = [brief(job, self._reasons.get((job.queue, job.id)), shown_id=shorts[job.id]) for job in jobs]
-        columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
+        rows = [job_row(job, self._reasons.get((job.queue, job.id)), shown_id=shorts[job.id]) for job in jobs]
+        columns, cells = fitted(JOB_COLUMNS, rows, width=self.size.width - 2, spare=SPARE_JOB_COLUMNS)
         table = self.query_one("#jobs", Table)
         table.fill(columns, cells, list(self._jobs), chosen=self._chosen)
         table.show_cursor = self._chosen in self._jobs
 
     def _choose_first_if_needed(self) -> None:
-        """Choose the first job, unless the user has chosen one, or the first one chosen is still in its state.
+        """Choose the first job, unless the user has chosen one, or the last choice is still in its state.
 
         Otherwise, the list would follow a job that has ended, down to the completed ones.
         """
@@ -261,7 +261,7 @@ class TopScreen(TextualApp[None]):
         async def act() -> str:
             queue = self._app.queue(job.queue)
             answers = await (queue.retry(job.id) if verb == "retry" else queue.cancel(job.id))
-            return f"{job.id} {said(answers[job.id])}"
+            return f"{job.id} {in_words(answers[job.id])}"
 
         if self._chosen_by == "refresh" or job.state == "active":
             self._ask(f"{verb.capitalize()} {job.id} of {job.queue}?", act)
@@ -276,7 +276,7 @@ class TopScreen(TextualApp[None]):
             return
 
         async def remove() -> str:
-            return f"{job.id} {said((await self._app.queue(job.queue).remove(job.id))[job.id])}"
+            return f"{job.id} {in_words((await self._app.queue(job.queue).remove(job.id))[job.id])}"
 
         self._ask(f"Remove {job.id} from {job.queue}? This cannot be undone.", remove)
 
@@ -289,7 +289,7 @@ class TopScreen(TextualApp[None]):
             name = job.queue
         queue = self._app.queue(name)
         storage, is_paused = await self._app.connect(), (await queue.counts()).paused
-        was_paused = any(not halt.group for halt in await read_halts(storage, name, is_paused=is_paused))
+        was_paused = any(not pause.group for pause in await read_pauses(storage, name, is_paused=is_paused))
         await (queue.resume() if was_paused else queue.pause())
         self._say(f"{name} {'resumed' if was_paused else 'paused'}")
         await self.reload()

@@ -41,7 +41,7 @@ def duration(text: str) -> str:
     return with_unit(text)
 
 
-def some_duration(text: str) -> str:
+def nonzero_duration(text: str) -> str:
     """Read a duration that is longer than zero."""
     from penstock.core.units import milliseconds
 
@@ -56,7 +56,7 @@ def duration_or(word: str) -> Callable[[str], str]:
     return lambda text: text if text == word else duration(text)
 
 
-def some_text(text: str) -> str:
+def nonempty_text(text: str) -> str:
     """Refuse an empty text: it is probably an unset variable, and must not select everything."""
     if not text:
         raise click.BadParameter("it is empty. Give a text, or leave the option out.")

@@ -15,7 +15,7 @@ import click
 from penstock.cli.completion import completes_ids, completes_queues
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, InvalidUsage, NotFound
-from penstock.cli.jobview import find_job, happened, identity
+from penstock.cli.jobview import event_line, find_job, identity
 from penstock.cli.output import json_text, jsonable, print_json
 from penstock.cli.parameters import OPEN, QUEUE_OF_IDS, command, json_option, option, queue_option_for
 from penstock.cli.settings import Settings
@@ -37,7 +37,7 @@ _CUT_AT: Final = 2_000
 _CUT_MARK: Final = " …"
 """Workers end a line with this mark where they cut it."""
 _HINT_AFTER_S: Final = 2.0
-_MOVING: Final = ("ready", "busy", "active", "retry", "not due", "completed", "failed", "cancelled")
+_NEEDS_NOTHING: Final = ("ready", "busy", "active", "retry", "not due", "completed", "failed", "cancelled")
 """Kinds of reasons that need no action."""
 
 
@@ -74,7 +74,7 @@ class LogFollower:
         """Print the new lines, or the last ``at_most`` of them. Report dropped and cut lines on stderr."""
         dropped, lines = await self.new_lines()
         if dropped and (at_most is None or at_most > len(lines)):
-            click.echo(unkept(dropped), err=True)
+            click.echo(dropped_lines_note(dropped), err=True)
         if at_most is not None:
             lines = lines[len(lines) - min(at_most, len(lines)) :]
         for line in lines:
@@ -83,8 +83,8 @@ class LogFollower:
             click.echo(f"… {_lines_were(cut)} cut after {_CUT_AT} characters", err=True)
 
 
-def unkept(count: int) -> str:
-    """Return the note that stands in for dropped log lines."""
+def dropped_lines_note(count: int) -> str:
+    """Return the note about log lines that the store dropped."""
     return f"… {_lines_were(count)} not kept"
 
 
@@ -236,7 +236,7 @@ async def _print_lines(follower: LogFollower, *, silent: bool) -> None:
 async def hint_at_cause(handle: JobHandle[Any]) -> None:
     """Wait a moment, then print on stderr what keeps the job from running, if anything does."""
     await asyncio.sleep(_HINT_AFTER_S)
-    if await handle.get_or_none() is not None and (reason := await handle.why()).kind not in _MOVING:
+    if await handle.get_or_none() is not None and (reason := await handle.why()).kind not in _NEEDS_NOTHING:
         click.echo(visible_in_line(f"{handle.id} waits. {reason}"), err=True)
 
 
@@ -319,7 +319,7 @@ async def _job_of(app: App, queues: tuple[str, ...], id: str) -> tuple[tuple[str
 
 
 def _line(event: Event) -> str:
-    return visible_in_line(f"{event.queue} {event.seq}  {event.id or '-'}  {happened(event)}")
+    return visible_in_line(f"{event.queue} {event.seq}  {event.id or '-'}  {event_line(event)}")
 
 
 def _json(event: Event) -> str:

@@ -118,12 +118,12 @@ def _modified_times(folder: Path) -> dict[Path, int]:
 # Commands
 
 
-_HOW_STARTED: Final = frozenset({"pid_file", "reload", "lifeline"})
+_NOT_REPEATED: Final = frozenset({"pid_file", "reload", "lifeline"})
 _COUNT: Final = re.compile("--count(=.*)?").fullmatch
 
 
-class _RunUnlessNamed(Family):
-    """The command family, with ``penstock worker myapp:app`` short for ``penstock worker run myapp:app``."""
+class _WorkerFamily(Family):
+    """The family ``worker``, in which ``penstock worker myapp:app`` is short for ``penstock worker run myapp:app``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # While a shell completes, the last word is missing, and it may become the name of a command.
@@ -176,7 +176,7 @@ class _RunUnlessNamed(Family):
         return own if not incomplete.startswith("-") else self.commands["run"].shell_complete(ctx, incomplete)
 
 
-@family("worker", cls=_RunUnlessNamed)
+@family("worker", cls=_WorkerFamily)
 def worker() -> None:
     """Run jobs: `penstock worker` here, `penstock worker start` in the background.
 
@@ -266,7 +266,7 @@ def run(
     if lifeline is not None:
         end_with_reloader(lifeline)
     target = target or settings["app"]
-    _refuse_rivals(target, include, pid_file, reload=reload)
+    _check_combination(target, include, pid_file, reload=reload)
     arguments = _arguments(click.get_current_context(), settings, target)
     surroundings = Surroundings.here()
     pid_file = pid_file and pid_file.absolute()
@@ -299,7 +299,7 @@ for _command in (start, stop, restart, status):
     worker.add_command(_command)
 
 
-def _refuse_rivals(
+def _check_combination(
     target: str | None, include: tuple[str, ...], pid_file: Path | None, *, reload: bool
 ) -> None:
     """Raise ``CommandLineError`` for options that exclude each other, or need another one."""
@@ -370,7 +370,7 @@ def _arguments(ctx: click.Context, settings: Settings, target: str | None) -> li
     arguments = [target] if target else []
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
-        if not isinstance(parameter, click.Option) or parameter.name in _HOW_STARTED:
+        if not isinstance(parameter, click.Option) or parameter.name in _NOT_REPEATED:
             continue
         if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE:
             continue

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from penstock.worker.worker import Worker
 
 
-_AWAY_S: Final = 1.0
-_LAST_LOOK_S: Final = 3.0
+_RETRY_AFTER_S: Final = 1.0
+_FINAL_READ_S: Final = 3.0
 
 
 @contextmanager
@@ -44,9 +44,9 @@ def _followed(
 
     ``with_commands``: the claim of a command job has the command instead of the task's name, read from the store.
 
-    Raise ``StorageError`` if the store stays away at the start, before any process exists that would fail for ever.
+    Raise ``StorageError`` if the store cannot be reached at the start: the processes would fail, too.
     """
-    follower = _Follower(worker, on_event, run_on_loop(_ends(worker)), with_commands=with_commands)
+    follower = _Follower(worker, on_event, run_on_loop(_last_offsets(worker)), with_commands=with_commands)
     follower.start()
     try:
         yield
@@ -54,7 +54,7 @@ def _followed(
         follower.stop()
 
 
-async def _ends(worker: Worker) -> dict[str, int]:
+async def _last_offsets(worker: Worker) -> dict[str, int]:
     storage = await connected(worker.app, stopped=worker.is_stopping)
     async with worker.app:
         pages = {queue: await storage.read_events(queue, after=0, limit=1) for queue in worker.options.queues}
@@ -88,28 +88,28 @@ class _Follower(threading.Thread):
         self._began.wait()
         if self._loop is not None and self._task is not None and self.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
-            self.join(2 * _LAST_LOOK_S)
+            self.join(2 * _FINAL_READ_S)
 
     async def _follow(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.create_task(self._read_for_ever())
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.create_task(self._read_until_cancelled())
         self._began.set()
         async with self._app:
             await asyncio.gather(self._task, return_exceptions=True)
             try:
-                async with asyncio.timeout(_LAST_LOOK_S):
+                async with asyncio.timeout(_FINAL_READ_S):
                     await self._read(follow=False)
             except (EventsLost, StorageError, TimeoutError):
                 # The worker is done, so its last events do not matter.
                 pass
 
-    async def _read_for_ever(self) -> None:
+    async def _read_until_cancelled(self) -> None:
         while True:
             try:
                 await self._read(follow=True)
             except EventsLost as lost:
                 self._offsets = dict.fromkeys(self._offsets, lost.last)
             except StorageError:
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_RETRY_AFTER_S)
 
     async def _read(self, *, follow: bool) -> None:
         events = self._app.events(*self._offsets, after=dict(self._offsets), follow=follow)
@@ -135,10 +135,7 @@ _ENDS: Final = (*_COUNTED, "stuck")
 _SHOWN_AS: Final = {"released": "handed back"}
 # After these events, no process has the job.
 _GONE: Final = frozenset({*_COUNTED, "snoozed", "suspended", "limited", "expired", "removed"})
-_KEYS: Final = {
-    "stopping": "Ctrl-C hands the running jobs back.",
-    "stopped": "",
-}
+_KEYS: Final = {"stopping": "Ctrl-C hands the running jobs back.", "stopped": ""}
 """What Ctrl-C does in these states of a worker."""
 _STOPS: Final = "Ctrl-C stops it: running jobs finish first; twice hands them back."
 _MOST_RUNNING: Final = 12
@@ -156,7 +153,7 @@ def shown(worker: Worker, *, live: bool, log_format: LogFormat, verbose: bool) -
             if not isinstance(view, _PoolView):
                 yield
                 return
-            with _followed(worker, view.hear, with_commands=True):
+            with _followed(worker, view.on_event, with_commands=True):
                 yield
         return
     log_to_stderr(StderrLog(log_format, worker=worker.id))
@@ -218,7 +215,7 @@ class _Running(NamedTuple):
 
 
 class _View:
-    """A live view. A thread of rich draws it, so it only reads values that any thread may read."""
+    """A live view. Rich draws it in a thread of its own, so it reads only values that are safe in any thread."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -290,17 +287,17 @@ class _OneView(_View):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._commands: dict[tuple[str, str], str] = {}
-        worker.on("started", self._hear_start)
+        worker.on("started", self._on_start)
         for name in _ENDS:
-            worker.on(name, self._hear_end)
+            worker.on(name, self._on_end)
 
-    def _hear_start(self, event: WorkerEvent) -> None:
+    def _on_start(self, event: WorkerEvent) -> None:
         """Keep the command: the worker no longer has it when the run has ended."""
         if event.task == COMMAND_TASK:
             job = event.queue, event.id
             self._commands[job] = self._worker.commands().get(job, event.task)
 
-    def _hear_end(self, event: WorkerEvent) -> None:
+    def _on_end(self, event: WorkerEvent) -> None:
         why = event.failure.message if event.failure is not None else ""
         what = self._commands.get((event.queue, event.id), event.task)
         if event.type != "stuck":
@@ -338,7 +335,7 @@ class _PoolView(_View):
         self._counted: Counter[str] = Counter()
         self._active: dict[tuple[str, str], tuple[Event, float]] = {}
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         job = event.queue, event.id
         what = self._active[job][0].task if job in self._active else event.task
         if event.type == "claimed":
