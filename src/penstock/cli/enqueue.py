@@ -26,6 +26,7 @@ from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
 from penstock.cli.taskworkers import note_on_program, note_on_task
 from penstock.cli.waiting import wait_for
+from penstock.client.handle import enqueue_many
 from penstock.client.situation import counted
 from penstock.core.command import COMMAND_TASK, command_text
 from penstock.core.text import visible_in_line
@@ -244,7 +245,6 @@ async def _enqueue_one(
     timeout: str | None,
     as_json: bool,
 ) -> int:
-    from penstock.client.handle import enqueue_many
 
     [handle] = await enqueue_many(source, [new])
     for text in filter(None, (note, await note_on_job())):

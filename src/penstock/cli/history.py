@@ -15,6 +15,8 @@ from penstock.cli.parameters import StateName, command, command_of, family, json
 from penstock.cli.settings import Settings
 from penstock.cli.spark import format_of, is_table
 from penstock.cli.sparksession import SparkChoice, open_session, session_options
+from penstock.core.units import milliseconds
+from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
     from penstock.spark.history import SyncReport
@@ -199,9 +201,6 @@ def report(
 
 def _instant(text: str | None) -> str | datetime | None:
     """Read a duration as an instant that long ago; leave other texts to ``report``."""
-    from penstock.core.units import milliseconds
-    from penstock.errors import InvalidOption
-
     try:
         return text and datetime.now(UTC) - timedelta(milliseconds=milliseconds(text))
     except InvalidOption:

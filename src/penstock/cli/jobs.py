@@ -29,20 +29,20 @@ from penstock.cli.jobview import (
 )
 from penstock.cli.output import at_terminal, print_json, print_sentences, print_table, raw, wrapped
 from penstock.cli.parameters import (
-    QUEUE_OF_ID,
     StateName,
     command,
     json_option,
     limit_option,
     option,
+    queue_of_id,
     queue_option,
-    queue_option_for,
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import whole
 from penstock.cli.waiting import LOG_POLL_S, LogFollower, hint_at_cause
 from penstock.client.session import shown_store
 from penstock.client.situation import command_line
+from penstock.client.why import explain, explain_all
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.text import visible_in_line
@@ -75,8 +75,6 @@ Reasons: TypeAlias = "dict[tuple[str, str], Reason]"
 
 async def read_reasons(app: App, jobs: list[JobInfo]) -> Reasons:
     """Return why the open jobs among ``jobs`` do not run."""
-    from penstock.client.why import explain_all
-
     return await explain_all(await app.connect(), [job.raw for job in jobs])
 
 
@@ -174,7 +172,7 @@ def _cut_note(shown: int, total: int | None) -> str:
 
 @command("show")
 @click.argument("id", shell_complete=completes_ids())
-@queue_option_for(QUEUE_OF_ID)
+@queue_of_id
 @option("--traceback", "Also show the traceback of the last failure.")
 @json_option
 def show(settings: Settings, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
@@ -214,7 +212,7 @@ def show(settings: Settings, *, id: str, queue: str | None, traceback: bool, as_
 
 @command("why")
 @click.argument("id", shell_complete=completes_ids())
-@queue_option_for(QUEUE_OF_ID)
+@queue_of_id
 @json_option
 def why(settings: Settings, *, id: str, queue: str | None, as_json: bool) -> None:
     """Say why a job is not running, and what to do about it. For other jobs, say where they run or how they ended."""
@@ -233,7 +231,7 @@ def why(settings: Settings, *, id: str, queue: str | None, as_json: bool) -> Non
 
 @command("logs")
 @click.argument("id", shell_complete=completes_ids())
-@queue_option_for(QUEUE_OF_ID)
+@queue_of_id
 @option("-f, --follow", "Keep printing until the job ends, or Ctrl-C.")
 @option("-n, --tail NUMBER", "Number of lines to show, from the end. [all]", whole(0))
 @option("--raw", "Print control characters as they are, colours included.", name="as_is")

@@ -11,7 +11,6 @@ from penstock.cli.connect import queues_of, queues_with_rules, refuse_unknown_qu
 from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.output import print_json, print_table, when
 from penstock.cli.parameters import (
-    QUEUE_OR_DEFAULT,
     command_of,
     family,
     json_option,
@@ -19,7 +18,7 @@ from penstock.cli.parameters import (
     option,
     queue_argument,
     queue_option,
-    queue_option_for,
+    queue_or_default,
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration_or
@@ -61,7 +60,7 @@ def budget() -> None:
 @command_of(budget, "set")
 @click.argument("name")
 @click.argument("amount", type=float)
-@queue_option_for(QUEUE_OR_DEFAULT)
+@queue_or_default
 @option(
     "--per DURATION",
     "Start again from zero after each period: 1d; 'none' for never. [unchanged]",
@@ -126,7 +125,7 @@ def show_budget(settings: Settings, *, name: str | None, queue: str | None, as_j
 
 @command_of(budget, "remove")
 @click.argument("name")
-@queue_option_for(QUEUE_OR_DEFAULT)
+@queue_or_default
 @_flow_option
 def remove_budget(settings: Settings, *, name: str, queue: str | None, flow: str) -> None:
     """Remove the budget NAME."""
@@ -177,7 +176,7 @@ def limit() -> None:
 
 @command_of(limit, "set")
 @queue_argument
-@queue_option_for(QUEUE_OR_DEFAULT)
+@queue_or_default
 @option("--group KEY", "A group; '*' is every group without its own limit.")
 @option("--concurrency NUMBER", "Number of jobs that may be active at a time.", str)
 @option("--rate RATE", 'Number of starts in any period of time: "100/s", "5/2m".')

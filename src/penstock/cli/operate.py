@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,16 +16,16 @@ from penstock.cli.jobview import find_job
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     OPEN,
-    QUEUE_OF_ID,
-    QUEUE_OF_IDS,
     command,
     json_option,
     option,
+    queue_of_id,
+    queue_of_ids,
     queue_option,
-    queue_option_for,
 )
 from penstock.cli.settings import Settings
 from penstock.client.situation import counted
+from penstock.core.units import milliseconds
 from penstock.errors import InvalidName
 from penstock.worker.options import LONGEST_HEARTBEAT_MS
 
@@ -149,7 +150,7 @@ def _report(job: _Answer, *, silent: bool) -> int:
 
 @command("cancel")
 @click.argument("ids", metavar="ID...", nargs=-1, shell_complete=completes_ids(*OPEN), required=True)
-@queue_option_for(QUEUE_OF_IDS)
+@queue_of_ids
 @option("--rerun-only", "Drop the waiting reruns of active jobs, not the jobs.")
 @json_option
 def cancel(
@@ -174,7 +175,7 @@ def _by_id(name: str, verb: JobVerb) -> click.Command:
     @click.argument(
         "ids", metavar="ID...", nargs=-1, shell_complete=completes_ids(*verb.states), required=True
     )
-    @queue_option_for(QUEUE_OF_IDS)
+    @queue_of_ids
     @json_option
     def run(settings: Settings, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
         return done_by_id(settings, ids, queue, lambda named, id: getattr(named, name)(id), as_json=as_json)
@@ -189,7 +190,7 @@ BY_ID: Final = {name: _by_id(name, verb) for name, verb in JOB_VERBS.items()}
 @click.argument("id", shell_complete=completes_ids("blocked", "scheduled", "waiting", "active"))
 @click.argument("name")
 @click.argument("data", metavar="[JSON]", required=False)
-@queue_option_for(QUEUE_OF_ID)
+@queue_of_id
 @json_option
 def signal(
     settings: Settings, *, id: str, name: str, data: str | None, queue: str | None, as_json: bool
@@ -218,8 +219,6 @@ def signal(
 
 
 def _decoded(text: str) -> Any:
-    import json
-
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -229,7 +228,7 @@ def _decoded(text: str) -> Any:
 @command("reset")
 @click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=completes_ids("active"))
 @option("--all-active", "Reset all active jobs.")
-@queue_option_for(QUEUE_OF_IDS)
+@queue_of_ids
 @json_option
 def reset(
     settings: Settings, *, ids: tuple[str, ...], all_active: bool, queue: str | None, as_json: bool
@@ -258,8 +257,6 @@ def reset_stale(settings: Settings, *, older_than: str | None, queue: str | None
 
     Jobs of dead workers need no reset: they wait again when their lease expires.
     """
-    from penstock.core.units import milliseconds
-
     age = older_than or settings["stale_after"]
     if age is None:
         raise InvalidUsage("give an age: --older-than 300s, or: penstock config set stale_after 300s")

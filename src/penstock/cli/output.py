@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -337,15 +338,11 @@ def ago(at_ms: int, now_ms: int) -> str:
 
 def when(at_ms: int) -> str:
     """Return an instant for people, in local time to the second: ``2026-11-18 09:30:00``."""
-    from datetime import datetime
-
     return datetime.fromtimestamp(at_ms // 1000).isoformat(" ") if at_ms else ""
 
 
 def exact(at_ms: int) -> str:
     """Return an instant for JSON, in UTC to the millisecond."""
-    from datetime import UTC, datetime
-
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at_ms else ""
 

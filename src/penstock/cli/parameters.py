@@ -34,10 +34,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OPEN: Final = ("scheduled", "waiting", "blocked", "active")
 """The states of jobs that have not ended."""
-QUEUE_OF_ID: Final = "The queue of the job, if several queues have this id."
-QUEUE_OF_IDS: Final = "The queue of the jobs, if several queues have these ids."
-QUEUE_OF_NAME: Final = "The queue of the scheduler, if several queues have this name."
-QUEUE_OR_DEFAULT: Final = "The queue. [the configured queue]"
 _GLOBAL: Final = frozenset({"--url", "--namespace", "--app", "--debug", "--help", "--version"})
 _EXTRA_WORDS: Final = re.compile(r"Got unexpected extra arguments? \((.*)\)").fullmatch
 _CRON: Final = re.compile(r"@[a-z]+|[\d*][\d*/,-]*(?: +[\w*/,#?-]+){4,5}").fullmatch
@@ -310,16 +306,6 @@ def command_of(
     return decorate
 
 
-def json_option(function: F) -> F:
-    """Add ``--json``."""
-    return option("--json", "Print JSON.", name="as_json")(function)
-
-
-def queue_option(function: F) -> F:
-    """Add ``--queue``, which limits a command to one queue."""
-    return queue_option_for("Only this queue. [all queues]")(function)
-
-
 def queue_option_for(help: str) -> Callable[[F], F]:
     """Add ``--queue`` with its own help."""
     return option(
@@ -336,10 +322,15 @@ def _one_queue(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     return value[0] if value else None
 
 
-def queue_argument(function: F) -> F:
-    """Add the argument QUEUE as ``name``; ``one_queue`` combines it with ``--queue``."""
-    argument = click.argument("name", metavar="[QUEUE]", required=False, shell_complete=completes_queues)
-    return argument(function)
+queue_option = queue_option_for("Only this queue. [all queues]")
+queue_of_id = queue_option_for("The queue of the job, if several queues have this id.")
+queue_of_ids = queue_option_for("The queue of the jobs, if several queues have these ids.")
+queue_of_name = queue_option_for("The queue of the scheduler, if several queues have this name.")
+queue_or_default = queue_option_for("The queue. [the configured queue]")
+queue_argument = click.argument("name", metavar="[QUEUE]", required=False, shell_complete=completes_queues)
+json_option = option("--json", "Print JSON.", name="as_json")
+every_option = option("--every SECONDS", "Refresh interval: 0.1 or more. [1]", seconds, default=1.0)
+yes_option = option("-y, --yes", "Do not ask for confirmation.")
 
 
 def one_queue(name: str | None, queue: str | None) -> str | None:
@@ -352,13 +343,3 @@ def one_queue(name: str | None, queue: str | None) -> str | None:
 def limit_option(default: int) -> Callable[[F], F]:
     """Add ``--limit``, the largest number of jobs to show."""
     return option("-n, --limit NUMBER", f"Maximum number of jobs. [{default}]", whole(1), default=default)
-
-
-def every_option(function: F) -> F:
-    """Add ``--every``, the refresh interval of a live view."""
-    return option("--every SECONDS", "Refresh interval: 0.1 or more. [1]", seconds, default=1.0)(function)
-
-
-def yes_option(function: F) -> F:
-    """Add ``--yes``, which skips the question."""
-    return option("-y, --yes", "Do not ask for confirmation.")(function)

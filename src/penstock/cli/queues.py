@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
@@ -44,7 +45,6 @@ def ask(
     """
     if yes:
         return
-    import sys
 
     if not sys.stdin.isatty():
         raise WrongState(f"{question} Cannot ask without a terminal: {otherwise}.")
@@ -223,7 +223,6 @@ def _targets(queues: Collection[str], group: str | None) -> str:
 @_group_option
 def resume(settings: Settings, *, queues: tuple[str, ...], queue: str | None, group: str | None) -> None:
     """Let workers start jobs of these queues, or of all, again: end a `penstock pause`."""
-
     running: list[str] = []
 
     async def find_running(app: App, queues: list[Queue]) -> None:

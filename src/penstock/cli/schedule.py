@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+from zoneinfo import ZoneInfo
 
 import click
 import msgspec
@@ -18,11 +19,11 @@ from penstock.cli.jobview import cut
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import json_text, print_json, print_table
 from penstock.cli.parameters import (
-    QUEUE_OF_NAME,
     command_of,
     family,
     json_option,
     option,
+    queue_of_name,
     queue_option,
     queue_option_for,
 )
@@ -144,8 +145,6 @@ def _timing(given: dict[str, Any]) -> dict[str, Any]:
 
 def _next_run(info: SchedulerInfo) -> str:
     """Return the next time in the zone of the cron expression, or in local time."""
-    from zoneinfo import ZoneInfo
-
     if info.next is None:
         return "after the previous job has ended"
     timing = info.spec.schedule.timing
@@ -167,8 +166,6 @@ def _what(info: SchedulerInfo) -> str:
 
 
 def _instant(text: str, what: str, zone: str | None) -> datetime:
-    from zoneinfo import ZoneInfo
-
     try:
         zone_info = None if zone is None else ZoneInfo(zone)
     except (KeyError, ValueError):
@@ -214,7 +211,7 @@ def _add_change(verb: str, done: str, help: str) -> None:
 
     @command_of(schedule, verb, help=help)
     @click.argument("name")
-    @queue_option_for(QUEUE_OF_NAME)
+    @queue_of_name
     def change(settings: Settings, *, name: str, queue: str | None) -> None:
         _change(settings, name, queue, lambda named: getattr(named, f"{verb}_scheduler")(name))
         click.echo(f"{name} {done}")
@@ -227,7 +224,7 @@ _add_change("resume", "resumed", "Resume a paused scheduler. Times that passed d
 
 @command_of(schedule, "run")
 @click.argument("name")
-@queue_option_for(QUEUE_OF_NAME)
+@queue_of_name
 def run(settings: Settings, *, name: str, queue: str | None) -> None:
     """Enqueue the job of a scheduler now, in addition to its times, and print its id."""
 

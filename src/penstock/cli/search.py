@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from penstock.cli.commands import JOB_VERBS
 from penstock.cli.completion import STATES, completes_ids
@@ -18,7 +19,6 @@ from penstock.cli.jobview import find_job, title
 from penstock.cli.operate import done_by_id
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
-    QUEUE_OF_ID,
     StateName,
     all_options,
     command,
@@ -27,8 +27,8 @@ from penstock.cli.parameters import (
     json_option,
     limit_option,
     option,
+    queue_of_id,
     queue_option,
-    queue_option_for,
     yes_option,
 )
 from penstock.cli.queues import ask, refuse_unknown_queues
@@ -36,6 +36,7 @@ from penstock.cli.settings import Settings
 from penstock.cli.values import nonempty_text
 from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.units import milliseconds
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -63,8 +64,6 @@ search_options = all_options(
 
 def filters_of(state: State, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``queue.search`` for the options that were given."""
-    from penstock.core.units import milliseconds
-
     kind = "finished" if state in TERMINAL else "enqueued"
     filters: dict[str, Any] = {}
     if options.get("task"):
@@ -81,8 +80,6 @@ def filters_of(state: State, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _field(text: str) -> tuple[str, Any]:
-    import msgspec
-
     name, separator, value = text.partition("=")
     if not separator:
         raise InvalidUsage(f"--where {text}: give a field and its value, such as user.id=7.")
@@ -107,7 +104,6 @@ def search(
       penstock search failed --error CommandFailed --since 1h
       penstock search waiting --where 'command=make report'
     """
-
     classes: set[str] = set()
 
     async def read(app: App) -> tuple[list[JobInfo], Reasons, int, bool]:
@@ -183,7 +179,7 @@ def list_(
 
 @command_of(dlq, "show")
 @click.argument("id", shell_complete=completes_ids("failed"))
-@queue_option_for(QUEUE_OF_ID)
+@queue_of_id
 @json_option
 def show(settings: Settings, *, id: str, queue: str | None, as_json: bool) -> None:
     """Show a failed job, its timeline, and the traceback of its last failure."""

@@ -8,7 +8,9 @@ one. For the store, the code of the app ranks below flags and above all else; se
 
 from __future__ import annotations
 
+import json
 import os
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +18,12 @@ from typing import Any, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, InvalidUsage
 from penstock.cli.parameters import Flags
+from penstock.cli.pidfiles import private
 from penstock.cli.synonyms import KEY_ADVICE, did_you_mean
 from penstock.cli.values import with_unit
+from penstock.core.names import check_namespace, check_queue
+from penstock.core.units import describe, milliseconds
+from penstock.errors import InvalidName, InvalidOption
 
 Value = str | int | bool | None
 
@@ -45,25 +51,14 @@ def _url(value: Any) -> str:
     raise ValueError(f"a URL such as {f'valkey://{example}' if ':' in text else f'sqlite:///{example}'}")
 
 
-def _queue(value: Any) -> str:
-    from penstock.core.names import check_queue
+def _name(check: Callable[[str], str], valid: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        try:
+            return check(value)
+        except InvalidName:
+            raise ValueError(valid) from None
 
-    return _name(check_queue, value, "a queue name such as mail or default")
-
-
-def _namespace(value: Any) -> str:
-    from penstock.core.names import check_namespace
-
-    return _name(check_namespace, value, "a name such as shop")
-
-
-def _name(check: Callable[[str], str], value: Any, valid: str) -> str:
-    from penstock.errors import InvalidName
-
-    try:
-        return check(value)
-    except InvalidName:
-        raise ValueError(valid) from None
+    return read
 
 
 def without_user(text: Any) -> Any:
@@ -86,9 +81,6 @@ def _whole(least: int) -> Callable[[Any], int]:
 
 
 def _duration(value: Any) -> str:
-    from penstock.core.units import describe, milliseconds
-    from penstock.errors import InvalidOption
-
     try:
         return describe(milliseconds(with_unit(value) if isinstance(value, str) else value))
     except InvalidOption:
@@ -119,9 +111,21 @@ def _log_format(value: Any) -> str:
 
 _ROWS: Final = [
     Key("url", "url", "sqlite:///penstock.db", _url, "the store of the jobs"),
-    Key("namespace", "text", None, _namespace, "a separate part of the store"),
+    Key(
+        "namespace",
+        "text",
+        None,
+        _name(check_namespace, "a name such as shop"),
+        "a separate part of the store",
+    ),
     Key("app", "module:app", None, _text, "the app, which has the tasks and names the store"),
-    Key("queue", "text", "default", _queue, "the queue that `enqueue` uses"),
+    Key(
+        "queue",
+        "text",
+        "default",
+        _name(check_queue, "a queue name such as mail or default"),
+        "the queue that `enqueue` uses",
+    ),
     Key("attempts", "number", 3, _whole(1), "maximum number of attempts of a job"),
     Key("backoff", "duration", "exponential", _backoff, "delay between attempts"),
     Key("timeout", "duration", None, _duration, "maximum duration of a run"),
@@ -227,9 +231,6 @@ class Project:
     def save(self, values: Mapping[str, Value]) -> None:
         """Replace the saved values atomically."""
         self.make_folder()
-        import json
-
-        from penstock.cli.pidfiles import private
 
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
         fresh = self.saved_file.with_suffix(".new")
@@ -316,7 +317,6 @@ def _read(kind: str, path: Path) -> dict[str, Value]:
         raise InvalidUsage(f"{path} cannot be read: {error}") from error
     if kind == ".env":
         return _named_values(_variables(text), str(path))
-    import tomllib
 
     try:
         table: Any = tomllib.loads(text)

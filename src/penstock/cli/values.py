@@ -7,8 +7,12 @@ import re
 from collections.abc import Callable
 from datetime import datetime, time, timedelta, tzinfo
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import click
+
+from penstock.core.units import milliseconds
+from penstock.errors import InvalidOption
 
 _LEAST_S, _MOST_S = 0.1, 86_400
 _BARE_NUMBER: Final = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*")
@@ -29,9 +33,6 @@ def with_unit(text: str) -> str:
 
 def duration(text: str) -> str:
     """Read a duration: ``30s``, ``1h30m``, or seconds."""
-    from penstock.core.units import milliseconds
-    from penstock.errors import InvalidOption
-
     try:
         milliseconds(with_unit(text))
     except InvalidOption:
@@ -43,8 +44,6 @@ def duration(text: str) -> str:
 
 def nonzero_duration(text: str) -> str:
     """Read a duration that is longer than zero."""
-    from penstock.core.units import milliseconds
-
     value = duration(text)
     if not milliseconds(value):
         raise click.BadParameter(f"{text!r} leaves no time at all. Leave the option out for no limit.")
@@ -94,7 +93,6 @@ def instant_or(duration_option: str) -> Callable[[str], datetime]:
 
     Its error about a duration names ``duration_option``, which takes durations.
     """
-    from penstock.errors import InvalidOption
 
     def read(text: str) -> datetime:
         try:
@@ -111,8 +109,6 @@ def read_time(text: str, zone: tzinfo | None = None, *, for_duration: str = "") 
     A time of day without a date is the next one. Raises ``InvalidOption``; its error about a duration suggests
     ``for_duration``.
     """
-    from penstock.errors import InvalidOption
-
     now = datetime.now(zone)
     if re.fullmatch("[0-9]{9,13}", text):
         at = datetime.fromtimestamp(int(text[:10]), zone)
@@ -130,9 +126,6 @@ def read_time(text: str, zone: tzinfo | None = None, *, for_duration: str = "") 
 
 def is_duration(text: str) -> bool:
     """Return whether ``text`` is a duration longer than zero."""
-    from penstock.core.units import milliseconds
-    from penstock.errors import InvalidOption
-
     try:
         return milliseconds(with_unit(text)) > 0
     except InvalidOption:
@@ -141,10 +134,6 @@ def is_duration(text: str) -> bool:
 
 def local_zone() -> str:
     """Return the IANA name of the local time zone. Raises ``InvalidOption`` if it has none."""
-    from zoneinfo import ZoneInfo
-
-    from penstock.errors import InvalidOption
-
     link = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
     name = os.environ.get("TZ", "").removeprefix(":") or link or "UTC"
     try:
@@ -172,9 +161,6 @@ def _named_time(text: str, now: datetime) -> datetime:
 
 
 def _milliseconds(text: str) -> int:
-    from penstock.core.units import milliseconds
-    from penstock.errors import InvalidOption
-
     try:
         return milliseconds(with_unit(text))
     except InvalidOption as error:

@@ -17,7 +17,7 @@ from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, InvalidUsage, NotFound
 from penstock.cli.jobview import event_line, find_job, identity
 from penstock.cli.output import json_text, jsonable, print_json
-from penstock.cli.parameters import OPEN, QUEUE_OF_IDS, command, json_option, option, queue_option_for
+from penstock.cli.parameters import OPEN, command, json_option, option, queue_of_ids
 from penstock.cli.settings import Settings
 from penstock.client.situation import command_line
 from penstock.core.command import COMMAND_TASK
@@ -99,7 +99,7 @@ def _is_cut(line: str) -> bool:
 @command("wait")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=completes_ids(*OPEN))
 @option("--timeout DURATION", "Wait at most this long, then exit with 6. [no limit]")
-@queue_option_for(QUEUE_OF_IDS)
+@queue_of_ids
 @json_option
 def wait(
     settings: Settings, *, ids: tuple[str, ...], timeout: str | None, queue: str | None, as_json: bool
