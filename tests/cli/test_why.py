@@ -283,7 +283,7 @@ def test_a_terminal_of_80_columns_shows_all_counts_and_whole_words(penstock: She
         shown = terminal.text.replace("\r", "").splitlines()
     why = next(at for at, line in enumerate(shown) if line.startswith("why "))
     assert max(map(len, shown[why : why + 2])) <= 80
-    assert f"{'':13}Run `penstock promote limited/late` to run it now." in shown
+    assert f"{'':13}`penstock promote limited/late` to run it now." in shown
 
 
 def test_sentences_wrap_between_words_and_keep_commands_whole() -> None:

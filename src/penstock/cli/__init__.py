@@ -6,6 +6,7 @@
     commands    the table of commands, and the group that imports them
     parameters  options that many commands share, and the layout of help
     values      parsers of option values
+    completion  the queues and ids that a shell completes
 
     settings    values by flag, environment, saved file, project file, default
     connect     from settings to an app

@@ -42,7 +42,7 @@ from penstock.cli.values import whole
 from penstock.cli.waiting import LOG_POLL_S, LogFollower, hint_at_cause
 from penstock.client.session import shown_store
 from penstock.client.situation import command_line
-from penstock.client.why import explain, explain_all
+from penstock.client.why import explain_all
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.text import visible_in_line

@@ -204,7 +204,8 @@ def option(
 ) -> Callable[[F], F]:
     """Add the option that help shows as ``-n, --limit NUMBER``. Without a metavar and a type, it is a flag.
 
-    ``name`` is the parameter of the function, if it differs.
+    A DURATION and a NUMBER are checked unless ``type`` says otherwise. ``name`` is the parameter of the function, if it
+    differs.
     """
     *short, last = spec.split(", ")
     flag, _, metavar = last.partition(" ")
@@ -266,7 +267,7 @@ global_options = all_options(
 
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command with the global options. Its first argument are the ``Settings``."""
+    """Make a function a command with the global options. It gets the ``Settings``, and the values of its options."""
     cls: type[click.Command] = attributes.pop("cls", PlainCommand)
     context_settings = _SETTINGS | attributes.pop("context_settings", {})
 

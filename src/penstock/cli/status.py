@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import click
+
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.jobview import reason_fields
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
 # What a narrow terminal drops: empty columns first, then rates. It never drops a state that has jobs.
 _RATES: Final = ("failed/min", "done/min", "oldest")
-_EMPTY_FIRST: Final = ("cancelled", "completed", "scheduled", "blocked", "active", "failed", "waiting")
+_EMPTY_FIRST: Final = ("cancelled", "completed", "scheduled", "blocked")
 _RATE_MINUTES: Final = 5
 _SHOWN_MINUTES: Final = 20
 _WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
