@@ -277,6 +277,18 @@ async def test_the_doctor_names_tasks_that_a_worker_does_not_know(tmp_path: Path
     assert run.returncode == ExitCode.FAILED
 
 
+async def test_a_worker_that_is_gone_is_not_listed_as_running_a_job(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        await app.queue("mail").enqueue(1, task="send")
+        info = b'{"state": "running", "queues": ["mail"], "active": 1, "concurrency": 100}'
+        await storage.extend("mail", [], worker="w", lease_ms=1, info=info)
+        assert " 1/100 " in await asyncio.to_thread(Shell(tmp_path).ok, "workers")
+        await storage.shift_clock("mail", 120_000)
+    listed = await asyncio.to_thread(Shell(tmp_path).ok, "workers")
+    assert listed.splitlines()[1].split()[-4:-2] == ["mail", "-"]
+
+
 async def test_jobs_of_dead_workers_and_blocked_jobs_need_a_worker(tmp_path: Path) -> None:
     async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
         storage = await app.connect()

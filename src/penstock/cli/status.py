@@ -410,7 +410,7 @@ def workers(settings: Settings, *, queue: str | None, as_json: bool) -> None:
             worker["pid"],
             worker["state"],
             " ".join(worker["queues"]),
-            f"{worker['active']}/{worker['concurrency']}",
+            "-" if worker["state"] in ("dead", "silent") else f"{worker['active']}/{worker['concurrency']}",
             f"{span(worker['seen_ms_ago'])} ago",
         )
         for worker in records
