@@ -105,6 +105,10 @@ def test_jobs_are_found_by_what_they_are_like(failed: Shell) -> None:
 def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None:
     assert {job["id"] for job in failed.json("dlq", "list")} == {"bad", "slow"}
     assert [job["id"] for job in failed.json("dlq", "list", "--error", "Timeout")] == ["slow"]
+    said = failed("dlq", "list", "--error", "Time").stderr
+    assert said == "no jobs\nno jobs failed with 'Time'; there are: CommandFailed (1), Timeout (1)\n"
+    assert failed("dlq", "list", "--error", "Timeout", "--before", "1h").stderr == "no jobs\n"
+    assert failed("search", "failed", "--error", "Timeout", "--before", "1h").stderr == "no jobs\n"
     assert [job["id"] for job in failed.json("dlq", "list", "--matching", "exit 3")] == ["bad"]
     assert "exit code 3: why" in failed.ok("dlq", "show", "bad")
     assert "has not failed" in failed.refused("dlq", "show", "good", code=4)

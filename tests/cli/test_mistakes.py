@@ -197,7 +197,7 @@ def test_words_of_other_tools_and_misspelt_words_have_remedies(penstock: Shell, 
     assert "text is not a backup" in penstock.refused("restore", "text", "--yes", code=2)
     penstock.ok("backup", "--output", "copy.db")
     said_of_class = penstock("search", "failed", "--error", "Nope").stderr
-    assert "there are jobs that failed with CommandFailed" in said_of_class
+    assert "; there are: CommandFailed (1)" in said_of_class
     assert (
         "the program /bin/nosh does not exist here" in penstock("config", "set", "shell", "/bin/nosh").stderr
     )

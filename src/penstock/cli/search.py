@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ from penstock.cli.settings import Settings
 from penstock.cli.values import nonempty_text
 from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.text import visible_in_line
 from penstock.core.units import milliseconds
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def search(
       penstock search failed --error CommandFailed --since 1h
       penstock search waiting --where 'command=make report'
     """
-    classes: set[str] = set()
+    classes: Counter[str] = Counter()
 
     async def read(app: App) -> tuple[list[JobInfo], Reasons, int, bool]:
         jobs: list[JobInfo] = []
@@ -120,17 +122,24 @@ def search(
                 )
                 jobs += page.jobs
                 scanned, more = scanned + page.scanned, more or bool(page.cursor)
-                classes.update(await (await app.connect()).errors(name) if options.get("error") else ())
+                classes.update(await (await app.connect()).errors(name) if options.get("error") else {})
         return jobs, await read_reasons(app, jobs), scanned, more
 
     jobs, reasons, scanned, more = run_with_app(settings, read)
     print_jobs(jobs[:limit], reasons, as_json=as_json)
-    if not jobs and options.get("error") and classes:
-        click.echo(f"there are jobs that failed with {', '.join(sorted(classes))}", err=True)
+    if not jobs:
+        _note_other_errors(options.get("error"), classes)
     if len(jobs) > limit:
         click.echo(f"{first_jobs(limit)}; add --limit {limit * 10} to see more", err=True)
     elif more:
         click.echo(f"searched {counted(scanned, 'job')}; there may be more", err=True)
+
+
+def _note_other_errors(wanted: str | None, classes: Counter[str]) -> None:
+    """Say on stderr which errors failed jobs have, with the number of jobs, if none has the wanted one."""
+    if wanted and classes and wanted not in classes:
+        found = ", ".join(f"{name} ({count})" for name, count in classes.most_common())
+        click.echo(visible_in_line(f"no jobs failed with {wanted!r}; there are: {found}"), err=True)
 
 
 _matching_option = option(
@@ -162,6 +171,8 @@ def list_(
 ) -> None:
     """List failed jobs: all, or those that match the options."""
 
+    classes: Counter[str] = Counter()
+
     async def read(app: App) -> tuple[list[JobInfo], bool]:
         jobs: list[JobInfo] = []
         for name in await queues_of(app, queue):
@@ -169,10 +180,13 @@ def list_(
                 if len(jobs) == limit:
                     return jobs, True
                 jobs.append(job)
+            classes.update(await (await app.connect()).errors(name) if filters.get("error") else {})
         return jobs, False
 
     jobs, is_cut = run_with_app(settings, read)
     print_jobs(jobs, {}, as_json=as_json)
+    if not jobs:
+        _note_other_errors(filters.get("error"), classes)
     if is_cut:
         click.echo(f"{first_jobs(limit)}; add --limit {limit * 10} to see more", err=True)
 
