@@ -591,7 +591,9 @@ def test_each_failed_run_is_one_record_of_the_log(penstock: Shell, tmp_path: Pat
     assert run.returncode == 0
     lines = [line for line in run.stderr.splitlines() if "no address ada" in line and "f1" in line]
     retry, end = lines
-    assert " WARNING job 'f1' of queue 'mail' (task 'fail') failed in run 1 and is retried in 10ms" in retry
+    assert (
+        " WARNING job 'f1' of queue 'mail' (task 'fail') failed in run 1 of 2 and is retried in 10ms" in retry
+    )
     assert (
         " ERROR job 'f1' of queue 'mail' (task 'fail') failed for good in run 2: ValueError: no address ada"
         in end

@@ -228,12 +228,19 @@ def _log_retry(run: Run) -> None:
     is_requested = isinstance(run.error, Retry) and run.error.wrapped is None
     logger.log(
         logging.INFO if is_requested else logging.WARNING,
-        "job %r of queue %r (task %r) failed in run %d and is retried in %s: %s",
-        *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run),
+        "job %r of queue %r (task %r) failed in run %s and is retried in %s: %s",
+        *(run.lease.id, run.served.name, run.lease.options.task, _numbered(run)),
         *(describe(run.outcome.retry_in_ms), _reason(run)),
         exc_info=None if is_requested else _exception(run),
         extra=_log_fields(run),
     )
+
+
+def _numbered(run: Run) -> str:
+    """Return the number of a run, and of the runs that the attempts allow if only failures have counted so far."""
+    lease = run.lease
+    is_bounded = lease.run == lease.failures + 1
+    return f"{lease.run} of {lease.options.attempts}" if is_bounded else str(lease.run)
 
 
 def _log_fields(run: Run) -> dict[str, Any]:
