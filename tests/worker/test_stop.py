@@ -88,6 +88,27 @@ async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(
     assert f"hands back jobs that did not finish within its grace: default/{job.id}" in caplog.text
 
 
+async def test_a_second_stop_is_told_as_the_end_of_the_grace(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def endless() -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    job = await endless.enqueue()
+    worker = app.worker(grace="1h")
+    run = asyncio.create_task(worker.run())
+    await asyncio.wait_for(started.wait(), 10)
+    worker.stop()
+    worker.stop(0)
+    await asyncio.wait_for(run, 10)
+    assert f"hands back jobs because a second stop ended its grace: default/{job.id}" in caplog.text
+    assert "within its grace" not in caplog.text
+
+
 async def test_a_thread_that_goes_on_does_not_keep_the_worker_from_ending(app: App) -> None:
     started, release = threading.Event(), threading.Event()
 

@@ -133,6 +133,7 @@ logger = get_logger("penstock.worker")
 _COUNTED: Final = ("completed", "failed", "retrying", "cancelled", "stalled", "released")
 _ENDS: Final = (*_COUNTED, "stuck")
 _SHOWN_AS: Final = {"released": "handed back"}
+_WHY: Final = {"stuck": "it does not stop; its slot is busy until it ends"}
 # After these events, no process has the job.
 _GONE: Final = frozenset({*_COUNTED, "snoozed", "suspended", "limited", "expired", "removed"})
 _KEYS: Final = {"stopping": "Ctrl-C hands the running jobs back.", "stopped": ""}
@@ -298,7 +299,7 @@ class _OneView(_View):
             self._commands[job] = self._worker.commands().get(job, event.task)
 
     def _on_end(self, event: WorkerEvent) -> None:
-        why = event.failure.message if event.failure is not None else ""
+        why = event.failure.message if event.failure is not None else _WHY.get(event.type, "")
         what = self._commands.get((event.queue, event.id), event.task)
         if event.type != "stuck":
             self._commands.pop((event.queue, event.id), None)

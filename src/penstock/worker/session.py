@@ -56,6 +56,7 @@ class WorkerSession:
         self._served_queues = [ServedQueue(name, weight) for name, weight in self.options.queues.items()]
         self._changed = asyncio.Event()
         self._deadline = float("inf")
+        self._is_cut_short = False
         self._own_duties: list[asyncio.Task[None]] = []
         self.heartbeat: Heartbeat | None = None
         self.watchdog = Watchdog(
@@ -201,7 +202,9 @@ class WorkerSession:
 
     def hurry(self, grace_ms: int) -> None:
         """Give running jobs at most ``grace_ms`` from now."""
-        self._deadline = min(self._deadline, time.monotonic() + grace_ms / 1000)
+        deadline = time.monotonic() + grace_ms / 1000
+        self._is_cut_short |= deadline < self._deadline < float("inf")
+        self._deadline = min(self._deadline, deadline)
         self._changed.set()
 
     async def finish(self, grace_ms: int) -> None:
@@ -246,8 +249,12 @@ class WorkerSession:
         if running:
             refs = [ref_of(run.served.name, run.lease.id) for run in running]
             logger.warning(
-                "worker %s hands back jobs that did not finish within its grace: %s",
-                *(self.options.id, listed(refs[:_MOST_NAMED], len(refs))),
+                "worker %s hands back jobs %s: %s",
+                self.options.id,
+                "because a second stop ended its grace"
+                if self._is_cut_short
+                else "that did not finish within its grace",
+                listed(refs[:_MOST_NAMED], len(refs)),
             )
         for run in running:
             self.executor.abort(run, Abort.RELEASE)
