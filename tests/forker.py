@@ -23,6 +23,7 @@ _NOT_LOADED: Final = (
     "penstock.spark",
     "penstock.testing",
     "penstock.bridges",
+    "penstock.integrations",
     "penstock.__main__",
 )
 
