@@ -4,6 +4,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
 SPARK ?= 4.0.0
+DJANGO ?= 6.1.3
 # Two processes: the tests of a file stay together, for they share servers, and so do all tests of Spark, for they share a
 # session (tests/conftest.py). In the order of their names: files of few and long tests would come last otherwise, and one
 # process wait for the other.
@@ -12,7 +13,7 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process bench-steps bench-history clean
+.PHONY: help demo test test-quick test-slow test-storm test-spark test-python test-django check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process bench-steps bench-history clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
@@ -22,6 +23,7 @@ help:
 	@echo "make test-storm      kills, pauses, failovers under load (ARGS='--engine valkey --jobs 20000 --kills 40')"
 	@echo "make test-spark      the tests of Spark on another pyspark (SPARK=4.0.0)"
 	@echo "make test-python     core, contract and client tests on another interpreter (PYTHON=python3.13)"
+	@echo "make test-django     the glue for Django, and Django's own tests of task backends (PYTHON=python3.13 DJANGO=6.1.3)"
 	@echo "make check           all of it: lint, test"
 	@echo "make lint            format, lint, types, import rules"
 	@echo "make fmt             format and mend what can be mended"
@@ -63,6 +65,13 @@ test-python:
 	$(MAKE) $(PYTHON_VENV)/.made
 	$(PYTHON_VENV)/bin/python -m pytest $(SPLIT) $(QUICK) $(ARGS)
 
+# Django 6 needs Python 3.12. Its source has the tests of django.tasks, which its wheel leaves out.
+test-django: DJANGO_VENV = .venv-django-$(DJANGO)-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
+test-django:
+	$(MAKE) $(DJANGO_VENV)/.made
+	DJANGO_SOURCE="$(CURDIR)/$(DJANGO_VENV)/source/django-$(DJANGO)" \
+		$(DJANGO_VENV)/bin/python -m pytest tests/integrations/django $(ARGS)
+
 check: $(VENV)/.dev
 	$(MAKE) --jobs=2 lint $(VENV)/.java
 	$(MAKE) test
@@ -102,7 +111,7 @@ bench-history: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/history $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-spark-* .venv-python-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-spark-* .venv-python-* .venv-django-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp for each stage: the demo needs little and is quick, the tests add the dev group to it.
@@ -140,4 +149,14 @@ $(VENV)/.java: $(VENV)/.dev
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
 	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group test
+	touch $@
+
+.venv-django-%/.made: pyproject.toml constraints.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	sed 's/^Django==.*/Django==$(DJANGO)/' constraints.txt >$(@D)/constraints.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt --editable '.[cli,django]' --group test
+	$(@D)/bin/python -m pip download --quiet --no-deps --no-binary django --dest $(@D)/source django==$(DJANGO)
+	cd $(@D)/source && tar -xzf django-$(DJANGO).tar.gz
 	touch $@

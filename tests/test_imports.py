@@ -74,6 +74,7 @@ DECLARED_ONLY: Final = {
 IMPORTED_ONLY: Final = {
     "IPython": "notebooks have it, and only they show a progress widget",
     "annotationlib": "a part of Python 3.14",
+    "asgiref": "django depends on it",
     "numpy": "pandas depends on it",
     "py4j": "pyspark depends on it",
     "pytest": "the plugin is imported by pytest itself",

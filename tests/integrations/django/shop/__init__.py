@@ -1,0 +1,1 @@
+"""A project of Django, which the tests run in processes of their own."""
