@@ -13,7 +13,8 @@ from penstock import App, Queue
 from penstock.cli.errors import ExitCode, explained
 from penstock.cli.output import exact
 from penstock.cli.queues import done_by_queue
-from penstock.cli.status import read_status, read_workers, workers_line
+from penstock.cli.status import read_status, workers_line
+from penstock.cli.workers import read_workers
 from penstock.core.job import NewJob
 from penstock.errors import StorageError
 from penstock.storage.values import Take

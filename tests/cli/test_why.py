@@ -20,6 +20,8 @@ from penstock.cli.topdetails import Details
 from penstock.cli.topscreen import TopScreen
 from penstock.client.situation import command_context, command_line, worker_command
 from penstock.core.job import NewJob
+from penstock.core.outcome import Snooze
+from penstock.storage.values import Settlement, Take
 from tests.causes import CAUSES, Cause, plant
 from tests.cli.conftest import Shell
 from tests.cli.terminal import Terminal
@@ -240,6 +242,20 @@ def test_a_worker_on_another_store_is_told_by_the_path_of_this_one(penstock: She
     with Terminal(penstock, "top", columns=200) as terminal:
         terminal.read_until(store)
         terminal.press("q")
+
+
+async def test_the_footer_of_status_names_only_queues_that_its_worker_serves(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    await asyncio.to_thread(shell.ok, "enqueue", "true")
+    async with App(store_of(shell)) as app:
+        storage = await app.connect()
+        await app.queue("mail").enqueue({}, id="a", task="send")
+        lease = (await storage.claim("mail", Take("w", 1, 60_000))).leases[0]
+        await storage.settle("mail", [Settlement(lease.id, lease.token, Snooze(0, unknown=True))])
+    told = (await asyncio.to_thread(shell.ok, "status")).splitlines()
+    assert told[-2].startswith("mail/a: The worker that took it last does not know task 'send'")
+    assert told[-2].endswith("with `penstock worker MODULE:APP -q mail`.")
+    assert told[-1] == "no worker runs: `penstock worker --commands -q default` starts one"
 
 
 async def test_a_timeout_of_a_result_names_the_store(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ _BY_HEADING: Final[dict[str, dict[str, Row]]] = {
     },
     "Workers": {
         "worker": Row("worker:worker", "Run jobs, here or in the background: start, stop, restart, status."),
-        "workers": Row("status:workers", "List all workers of the store, on all machines."),
+        "workers": Row("workers:workers", "List all workers of the store, on all machines."),
     },
     "Tables": {
         "spark": Row("spark:spark", "Run a task on every row of a table, and write the results to another."),

@@ -19,7 +19,8 @@ from penstock.cli.output import print_json, print_table, span
 from penstock.cli.parameters import command, json_option, option, yes_option
 from penstock.cli.queues import ask
 from penstock.cli.settings import Settings
-from penstock.cli.status import QueuePause, held_jobs, read_causes, read_counts, read_pauses, read_workers
+from penstock.cli.status import QueuePause, held_jobs, read_causes, read_counts, read_pauses
+from penstock.cli.workers import read_workers
 from penstock.client.causes import over_budget, ref_to
 from penstock.client.session import shown_store
 from penstock.client.situation import (

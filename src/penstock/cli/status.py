@@ -1,4 +1,4 @@
-"""``penstock status``, ``workers`` and ``top``: the queues, their jobs, and the workers of a store."""
+"""``penstock status`` and ``top``: the queues of a store, their jobs, and what keeps these from running."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from penstock.cli.parameters import (
     queue_option,
 )
 from penstock.cli.settings import Settings
+from penstock.cli.workers import read_workers
 from penstock.client.session import shown_store
 from penstock.client.situation import SEEN_LATELY_MS, at_second, counted, group_of, listed, worker_command
 from penstock.client.why import explain, explain_all
@@ -47,7 +48,6 @@ from penstock.storage.metrics import Minute
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.client.info import WorkerInfo
     from penstock.core.job import Job
     from penstock.storage.contract import Storage
 
@@ -57,7 +57,6 @@ _RATES: Final = ("failed/min", "done/min", "oldest")
 _EMPTY_FIRST: Final = ("cancelled", "completed", "scheduled", "blocked")
 _RATE_MINUTES: Final = 5
 _SHOWN_MINUTES: Final = 20
-_WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
 _NEEDS_NOTHING: Final = ("ready", "busy", "active", "completed", "failed", "cancelled")
 _ENDS_BY_ITSELF: Final = ("not due", "retry", "children", "staged")
 _JOBS_EXPLAINED: Final = 100
@@ -219,40 +218,6 @@ def _by_minute(minutes: Sequence[Minute], name: str) -> list[int]:
     return [counts.get(current - back, 0) for back in reversed(range(_SHOWN_MINUTES))]
 
 
-async def read_workers(app: App, queue: str | None) -> list[dict[str, Any]]:
-    """Return the workers of one queue or of all, each once with its newest record, the most recently seen first.
-
-    Workers of queues that never had a job are included.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    attended = await (await app.connect()).attended() if queue is None else []
-    for name in sorted({*await queues_of(app, queue), *attended}):
-        for worker in await app.queue(name).workers():
-            if worker.id in found and found[worker.id]["seen_ms_ago"] <= worker.raw.age_ms:
-                continue
-            info = worker.info
-            found[worker.id] = {
-                "worker": worker.id,
-                "host": worker.host,
-                "pid": worker.pid,
-                "state": _state_of(worker),
-                "queues": list(info.get("queues", ())),
-                "active": info.get("active", 0),
-                "concurrency": info.get("concurrency", 0),
-                "running": info.get("running", []),
-                "unknown": list(info.get("unknown", ())),
-                "seen_ms_ago": worker.raw.age_ms,
-            }
-    return sorted(found.values(), key=lambda worker: worker["seen_ms_ago"])
-
-
-def _state_of(worker: WorkerInfo) -> str:
-    """Return the state that the worker reported; ``dead`` if it has died, ``silent`` if it has not been seen lately."""
-    if worker.dead:
-        return "dead"
-    return str(worker.info.get("state", "")) if worker.raw.age_ms < SEEN_LATELY_MS else "silent"
-
-
 @command("status")
 @queue_argument
 @queue_option
@@ -349,7 +314,9 @@ def workers_line(status: dict[str, Any]) -> str:
     """Return the number of workers, with the command that starts one for the queues without a worker."""
     silent, dead, unattended = status["silent"], status["dead"], status["unattended"]
     target = _target(status)
-    start = f": {worker_command(*unattended, target=target)}" if target else ""
+    served = _served(status)
+    is_helpful = target and (served or not unattended)
+    start = f": {worker_command(*served, target=target)}" if is_helpful else ""
     if not status["workers"]:
         of_queue = f" for queue {status['queue']}" if status["queue"] else ""
         line = f"no worker runs{of_queue}{f'{start} starts one' * bool(start)}"
@@ -373,6 +340,19 @@ def _target(status: dict[str, Any]) -> str:
     return "" if unattended else "MODULE:APP"
 
 
+def _served(status: dict[str, Any]) -> list[str]:
+    """Return the queues without a worker that a worker for ``_target`` helps, and whose causes do not name another."""
+    causes = {row["queue"]: row.get("causes", ()) for row in status["queues"]}
+    needing = {queue for queue, of in causes.items() if any(cause["kind"] == "no worker" for cause in of)}
+    if needing:
+        return [queue for queue in status["unattended"] if queue in needing]
+    return [
+        queue
+        for queue in status["unattended"]
+        if not any("`penstock worker " in cause["remedy"] for cause in causes.get(queue, ()))
+    ]
+
+
 def _target_of(task: str) -> str:
     """Return the argument of a worker for a task; empty for a job without a task, which needs its own handler."""
     return "--commands" if task == COMMAND_TASK else "MODULE:APP" if task else ""
@@ -392,31 +372,6 @@ def _rows(status: dict[str, Any]) -> list[tuple[Any, ...]]:
         )
         for row in status["queues"]
     ]
-
-
-@command("workers")
-@queue_option
-@json_option
-def workers(settings: Settings, *, queue: str | None, as_json: bool) -> None:
-    """List the workers of the store, on all machines, as of their last heartbeat."""
-    records = run_with_app(settings, lambda app: read_workers(app, queue))
-    if as_json:
-        print_json(records)
-        return
-    rows = [
-        (
-            worker["worker"],
-            worker["host"],
-            worker["pid"],
-            worker["state"],
-            " ".join(worker["queues"]),
-            "-" if worker["state"] in ("dead", "silent") else f"{worker['active']}/{worker['concurrency']}",
-            f"{span(worker['seen_ms_ago'])} ago",
-        )
-        for worker in records
-    ]
-    empty = f"no worker runs: {worker_command()} starts one"
-    print_table(_WORKER_COLUMNS, rows, empty=empty, spare=("host", "pid", "seen", "queues"))
 
 
 _SUMMARY: Final = "Show queues, workers and jobs on one screen, with keys to act on them."
