@@ -53,6 +53,14 @@ def test_the_options_of_a_store_have_no_password(named: StoreName, options: tupl
     assert store_options(named) == options
 
 
+async def test_a_task_that_is_likely_to_be_misspelt_names_the_right_one(app: App) -> None:
+    job = await app.queue("mail").enqueue(1, task="sendd")
+    await alive(app, "mail", unknown=["sendd"], tasks={"send": "mail", "tidy": "mail"})
+    assert (await job.why()).remedy.startswith("Did you mean the task 'send'? Import the module")
+    await alive(app, "mail", unknown=["sendd"], tasks={"tidy": "mail"})
+    assert (await job.why()).remedy.startswith("Import the module")
+
+
 async def test_a_run_that_was_asked_to_stop_names_the_process_to_end(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue(1, id="a")

@@ -45,6 +45,22 @@ async def test_an_unknown_task_is_handed_back_until_a_worker_knows_it(
     assert len(warnings) == 1, "one warning for all jobs of a task"
 
 
+async def test_the_warning_about_an_unknown_task_names_one_that_is_spelt_alike(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def send() -> None: ...
+
+    async with working(app, queues=["default"]) as worker:
+        await app.queue("default").enqueue({}, task="sendd")
+        await app.queue("default").enqueue({}, task="other")
+        await until(lambda: worker.stats.snoozed >= 2)
+    warnings = [
+        record.getMessage() for record in caplog.records if "Jobs of this task" in record.getMessage()
+    ]
+    assert sorted("Did you mean 'send'?" in warning for warning in warnings) == [False, True]
+
+
 async def test_an_unknown_task_keeps_its_place_in_a_strict_group(url: str) -> None:
     ran: list[str] = []
     async with App(url) as old, App(url) as new:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
 
 import msgspec
@@ -42,6 +43,10 @@ Cause: TypeAlias = Literal[
     "group paused", "group limit", "group rate limit", "group order", "children", "signal", "not due", "retry",
     "staged", "ready", "active", "worker died", "completed", "failed", "cancelled",
 ]  # fmt: skip
+
+
+ALIKE: Final = 0.75
+"""Names this similar are likely to be meant for each other, as ``difflib`` measures it."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +268,8 @@ def unknown_task(job: Job, situation: Situation) -> Reason | None:
         text = f"The worker that took it last {cannot} and handed it back.{_next_offer(job, situation)}"
     else:
         return None
-    return Reason(kind="unknown task", text=text, remedy=_unknown_remedy(job, is_live=bool(workers)))
+    remedy = _meant(job, situation) + _unknown_remedy(job, is_live=bool(workers))
+    return Reason(kind="unknown task", text=text, remedy=remedy)
 
 
 _LATE_HEARTBEAT_MS: Final = 5_000
@@ -292,6 +298,13 @@ def _next_offer(job: Job, situation: Situation) -> str:
         return f" No worker runs for queue {job.queue} now."
     is_later = job.state is State.SCHEDULED and job.run_at_ms > situation.now_ms
     return f" The next try is at {situation.moment(job.run_at_ms)}." if is_later else ""
+
+
+def _meant(job: Job, situation: Situation) -> str:
+    """Return a question with a task of the live workers whose name resembles that of the job."""
+    known = {name for worker in situation.live for name in worker.get("tasks") or ()}
+    close = get_close_matches(job.options.task, known - {job.options.task}, n=1, cutoff=ALIKE)
+    return f"Did you mean the task {close[0]!r}? " if close else ""
 
 
 def _unknown_remedy(job: Job, *, is_live: bool) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import inspect
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, assert_never
 
+from penstock.client.causes import ALIKE
 from penstock.client.decorators import Batching
 from penstock.core.command import COMMAND_TASK
 from penstock.core.names import check_queue
@@ -93,8 +95,9 @@ def _pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 class UnknownTasks:
     """The jobs that this worker received and cannot run. Only its loop changes this."""
 
-    def __init__(self, after_ms: int) -> None:
+    def __init__(self, after_ms: int, known: Collection[str] = ()) -> None:
         self._after_s = after_ms / 1000
+        self._known = known
         self._seen_at: OrderedDict[tuple[str, str, int], float] = OrderedDict()
         self._names: dict[str, float] = {}
 
@@ -120,7 +123,12 @@ class UnknownTasks:
 
     def _note(self, name: str, now: float, error: UnknownTask) -> None:
         if name not in self._names:
-            logger.warning("%s Jobs of this task are handed back until another worker takes them.", error)
+            close = get_close_matches(name, self._known, n=1, cutoff=ALIKE)
+            logger.warning(
+                "%s%s Jobs of this task are handed back until another worker takes them.",
+                error,
+                f" Did you mean {close[0]!r}?" if close else "",
+            )
         if name in self._names or len(self._names) < _MOST_NAMES:
             self._names[name] = now
 
@@ -142,7 +150,7 @@ class Handlers:
         self._sandboxes = SandboxRunner(options.child_processes)
         self._concurrency = options.concurrency
         self._commands = None if options.commands is None else CommandRunner(options.commands)
-        self.unknown = UnknownTasks(unknown_after_ms)
+        self.unknown = UnknownTasks(unknown_after_ms, self._tasks)
         self.by_task: dict[str, Handler] = {}
         self._without_task: dict[str, Handler] = {}
         self._batchers: list[Batcher] = []
