@@ -61,6 +61,19 @@ async def test_a_task_that_is_likely_to_be_misspelt_names_the_right_one(app: App
     assert (await job.why()).remedy.startswith("Import the module")
 
 
+async def test_a_queue_without_a_worker_says_which_one_died_and_when(app: App) -> None:
+    job, storage = await app.queue("mail").enqueue(1, task="send"), await app.connect()
+    await alive(app, "mail", "first")
+    await storage.shift_clock("mail", 300_000)
+    assert "No worker runs for queue mail. Worker first died or fell silent 5m" in (await job.why()).text
+    await alive(app, "mail", "second")
+    await storage.shift_clock("mail", 120_000)
+    assert "2 workers died or fell silent, the last one (second) 2m" in (await job.why()).text
+    # A worker that ends properly takes its record along.
+    await storage.depart("mail", "second")
+    assert "Worker first died or fell silent 7m" in (await job.why()).text
+
+
 async def test_a_run_that_was_asked_to_stop_names_the_process_to_end(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue(1, id="a")

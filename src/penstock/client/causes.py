@@ -203,15 +203,24 @@ def _queue_rate(situation: Situation) -> Reason:
     )
 
 
+def _losses(workers: Sequence[WorkerRecord]) -> str:
+    """Return how many workers are gone, and since when the last one is; one that ended properly has no record."""
+    if not workers:
+        return ""
+    last = min(workers, key=lambda worker: worker.age_ms)
+    if len(workers) == 1:
+        return f" Worker {last.id} died or fell silent {in_units(last.age_ms)} ago."
+    count = counted(len(workers), "worker")
+    return f" {count} died or fell silent, the last one ({last.id}) {in_units(last.age_ms)} ago."
+
+
 def unattended(situation: Situation, start: str) -> Reason | None:
     """Return the reason if no worker takes jobs of the queue. ``start`` is the command that starts a worker."""
     workers, queue = situation.live, situation.queue
     if not workers:
-        lost = len(situation.workers)
-        losses = f" {counted(lost, 'worker')} died or fell silent." if lost else ""
         return Reason(
             kind="no worker",
-            text=f"No worker runs for queue {queue}.{losses}",
+            text=f"No worker runs for queue {queue}.{_losses(situation.workers)}",
             remedy=f"Start one with {start}.",
         )
     if any(worker.get("consuming", True) for worker in workers):
