@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock import App, Snooze, current_job
+from penstock.core import outcome
+from penstock.storage.values import Settlement, Take
 from tests.cli.conftest import Shell, until
 from tests.processes import is_alive
 
@@ -333,6 +335,20 @@ async def test_a_job_that_is_handed_back_often_has_a_short_timeline(tmp_path: Pa
     ]
     assert "snoozed 4 more times, last at " in timeline
     assert len(penstock.json("show", "job", "--url", url)["timeline"]) == 21
+
+
+async def test_a_timeline_says_that_a_worker_did_not_know_the_task(tmp_path: Path, penstock: Shell) -> None:
+    url = f"sqlite:///{tmp_path}/python.db"
+    async with App(url) as app:
+        await app.queue("mail").enqueue({}, id="job", task="send")
+        storage = await app.connect()
+        [lease] = (await storage.claim("mail", Take("w", 1, 60_000))).leases
+        await storage.settle(
+            "mail", [Settlement(lease.id, lease.token, outcome.Snooze(60_000, unknown=True))]
+        )
+    shown = penstock.ok("show", "job", "--url", url).splitlines()
+    [snoozed] = [line for line in shown if "snoozed " in line]
+    assert snoozed.endswith("  handed back: the worker does not know its task")
 
 
 def test_the_job_that_ended_last_is_listed_first(on_both: Shell) -> None:

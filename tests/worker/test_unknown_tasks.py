@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import App, JobFailed, State
+from penstock.cli.workerview import _OneView
 from penstock.core.job import Lease, Options
 from penstock.core.lifecycle import OPEN
 from penstock.errors import Snooze, UnknownTask
@@ -58,6 +59,7 @@ async def test_the_warning_about_an_unknown_task_names_one_that_is_spelt_alike(
     warnings = [
         record.getMessage() for record in caplog.records if "Jobs of this task" in record.getMessage()
     ]
+    assert _OneView(worker)._counts()["released"] == worker.stats.snoozed
     assert sorted("Did you mean 'send'?" in warning for warning in warnings) == [False, True]
 
 

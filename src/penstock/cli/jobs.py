@@ -201,7 +201,7 @@ def show(settings: Settings, *, id: str, queue: str | None, traceback: bool, as_
             text = wrapped(text, shutil.get_terminal_size().columns, indent=13)
         click.echo(f"{name:12} {text}")
     click.echo(f"\n{lost}" if lost else "")
-    for line in timeline(events):
+    for line in timeline(events, job.raw):
         click.echo(line)
     if job.failure is not None and job.failure.traceback:
         if traceback:

@@ -379,8 +379,9 @@ def _recorded(data: str) -> str:
         return data
 
 
-def timeline(events: Sequence[Event]) -> list[str]:
+def timeline(events: Sequence[Event], job: Job) -> list[str]:
     """Return the events of a job in lines. The repeats of a hand-back share one line."""
+    unknown_run = (job.extras or EMPTY_EXTRAS).unknown_run
     types = [event.type for event in events]
     lines: list[str] = []
     at = 0
@@ -391,12 +392,19 @@ def timeline(events: Sequence[Event]) -> list[str]:
         repeats = (end - at) // 3 - 1
         if repeats > 1:
             lines += map(event_line, events[at : at + 3])
-            lines.append(f"{'':21}snoozed {repeats} more times, last at {when(events[end - 1].at_ms)}")
+            last = f"{'':21}snoozed {repeats} more times, last at {when(events[end - 1].at_ms)}"
+            lines.append(last + _cause(events[end - 1], unknown_run))
             at = end
         else:
-            lines.append(event_line(events[at]))
+            lines.append(event_line(events[at]) + _cause(events[at], unknown_run))
             at += 1
     return lines
+
+
+def _cause(event: Event, unknown_run: int) -> str:
+    """Return why a run was snoozed if its worker handed it back."""
+    is_handed_back = event.type == "snoozed" and unknown_run and event.run == unknown_run
+    return "  handed back: the worker does not know its task" if is_handed_back else ""
 
 
 def _payload(info: JobInfo) -> Any:

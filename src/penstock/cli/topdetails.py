@@ -20,6 +20,7 @@ from penstock.errors import EventsLost
 
 if TYPE_CHECKING:
     from penstock.client.app import App
+    from penstock.client.info import JobInfo
 
 
 class Details(Screen[None]):
@@ -63,7 +64,7 @@ class Details(Screen[None]):
             return
         rows = facts(info, await explain(await self._store.connect(), info.raw))
         lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in rows]
-        lines += [Text(""), *[Text(line) for line in await self._timeline()]]
+        lines += [Text(""), *[Text(line) for line in await self._timeline(info)]]
         self._put("facts", Text("\n").join(lines))
         dropped, log = await LogFollower(self._handle).new_lines()
         log = [dropped_lines_note(dropped), *log] if dropped else log
@@ -71,9 +72,9 @@ class Details(Screen[None]):
         trace = info.failure.traceback if info.failure is not None else ""
         self._put("traceback", Text(visible(trace) if trace else "The job has no traceback."))
 
-    async def _timeline(self) -> list[str]:
+    async def _timeline(self, info: JobInfo) -> list[str]:
         try:
-            return timeline([event async for event in self._handle.events(follow=False)])
+            return timeline([event async for event in self._handle.events(follow=False)], info.raw)
         except EventsLost as lost:
             return [visible_in_line(str(lost))]
 

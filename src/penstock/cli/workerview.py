@@ -311,8 +311,8 @@ class _OneView(_View):
         return f"{health.state}{f' ({health.reason})' * is_hindered}"
 
     def _counts(self) -> Mapping[str, int]:
-        stats = self._worker.stats
-        return {name: getattr(stats, name) for name in _COUNTED}
+        stats, handed_back = self._worker.stats, self._worker.recorder.handed_back
+        return {name: getattr(stats, name) for name in _COUNTED} | {"released": handed_back}
 
     def _running(self) -> list[_Running]:
         active, commands = self._worker.health().active, self._worker.commands()

@@ -117,6 +117,8 @@ class Recorder:
 
     def __init__(self, worker_id: str, listeners: Listeners) -> None:
         self.stats = WorkerStats()
+        self.handed_back = 0
+        """The released runs, and those snoozed runs whose task this worker does not know."""
         self._worker_id = worker_id
         self._listeners = listeners
 
@@ -173,6 +175,7 @@ class Recorder:
             return
         name = event_name(run, answer.state)
         setattr(self.stats, name, getattr(self.stats, name) + 1)
+        self.handed_back += name == "released" or (type(run.outcome) is Snooze and run.outcome.unknown)
         if name == "failed":
             _log_failure(run)
         elif name == "retrying":
