@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Dag, Flow, JobFailed, chain, chord, group
+from penstock import App, Dag, Flow, InvalidInput, JobFailed, chain, chord, group
 from tests.worker import process_tasks
 
 
@@ -112,3 +112,31 @@ async def test_a_result_that_does_not_fit_is_named_by_other_processes_as_well() 
 
         with pytest.raises(JobFailed, match=r"got 'éé' .*It is the result of the job before it"):
             await flow.result(timeout="10s")
+
+
+async def test_a_group_is_found_again_by_the_refs_of_its_jobs(app: App) -> None:
+    add, _ = declared(app)
+    handle = await app.enqueue_flow(group(add.job(n) for n in range(4)))
+    with pytest.raises(InvalidInput, match=r"no single ref.*\[job\.ref for job in flow\.ends\]"):
+        _ = handle.ref
+    assert "4 jobs" in repr(handle)
+    refs = [job.ref for job in handle.ends]
+    assert [node.ref for node in (await handle.tree()).walk()] == refs
+
+    again = app.flow(refs)
+    tree = await again.tree()
+    assert [child.ref for child in tree.children] == refs
+    assert tree.state is None
+    assert tree.describe().splitlines() == ["group of 4", *(f"  {ref} waiting" for ref in refs)]
+    await app.worker(burst=True).run()
+    assert await again.result(timeout="10s") == [1, 2, 3, 4]
+    assert await app.flow(refs[:1]).result(timeout="10s") == [1]
+
+
+async def test_a_group_found_by_its_refs_is_cancelled_as_a_whole(app: App) -> None:
+    add, _ = declared(app)
+    handle = await app.enqueue_flow(group(add.job(n) for n in range(3)))
+    answers = await app.flow([job.ref for job in handle.ends]).cancel()
+    assert list(answers.values()) == ["cancelled"] * 3
+    with pytest.raises(InvalidInput, match="at least one ref"):
+        app.flow([])

@@ -50,7 +50,7 @@ from penstock.core.names import check_namespace, check_queue, check_task, split_
 from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.text import shown
 from penstock.core.units import Size, byte_count
-from penstock.errors import InvalidOption, UnknownTask
+from penstock.errors import InvalidInput, InvalidOption, UnknownTask
 
 if TYPE_CHECKING:
     from penstock.client.flow import Ending, Part
@@ -237,9 +237,17 @@ class App(Hinting, AppHooks, AppSchedulers):
         queue, id = split_ref(ref)
         return self.queue(queue).job(id)
 
-    def flow(self, ref: str) -> FlowHandle[Any]:
-        """Return a handle for the flow whose last job has this ``ref``, without a request to the store."""
-        return FlowHandle(self, [self.job(ref)])
+    def flow(self, ref: str | list[str] | tuple[str, ...]) -> FlowHandle[Any]:
+        """Return a handle for the flow whose last job has this ``ref``, without a request to the store.
+
+        A group has several last jobs: give the list of their refs, ``[job.ref for job in flow.ends]``.
+        """
+        if not isinstance(ref, list | tuple):
+            return FlowHandle(self, [self.job(ref)])
+        ends = [self.job(each) for each in ref]
+        if not ends:
+            raise InvalidInput("a flow needs at least one ref: app.flow([job.ref for job in flow.ends]).")
+        return FlowHandle(self, ends, is_group=True)
 
     async def enqueue_flow(self, flow: Ending[R]) -> FlowHandle[R]:
         """Enqueue a flow: ``Flow``, ``chain``, ``group``, ``chord``, ``Dag``, or a single ``task.job(...)``.

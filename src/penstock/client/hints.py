@@ -90,6 +90,7 @@ WORKER_OPTIONS: Final[Mapping[str, str]] = {
 }
 """Options of the workers of other queues, and what to do instead."""
 
+_GROUP: Final = "Use app.flow(refs), with [job.ref for job in flow.ends] of the handle that enqueue returned."
 _ASK_STATE: Final = "Use job.refresh(), which returns the state."
 _SETTINGS: Final = "Give settings to App(...), and options of jobs to @app.task(...)."
 _FLOW_STATE: Final = "Use flow.tree(), which has the state of each job."
@@ -116,7 +117,7 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "control": "Use job.cancel(), queue.drain(), queue.pause() and queue.workers().",
         "send_task": "Use app.queue(name).enqueue({...}, task=...), with the arguments by name.",
         "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
-        "GroupResult": "Use app.flow(ref), with the ref of the handle that enqueue returned.",
+        "GroupResult": _GROUP,
         "autodiscover_tasks": "Name the modules that define tasks: App(include=[...]).",
         "add_periodic_task": "Use app.schedule(name, task.job(...), every=...).",
         "periodic_task": "Use @app.scheduled(every=...) above @app.task.",
@@ -200,7 +201,7 @@ MODULE: Final[Mapping[str, str]] = {
     "shared_task": "Import your app, and use @app.task.",
     "crontab": "Use @app.scheduled(cron='30 7 * * mon') above @app.task.",
     "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
-    "GroupResult": "Use app.flow(ref), with the ref of the handle that enqueue returned.",
+    "GroupResult": _GROUP,
 }
 """Names that users of other queues import, and what to use instead."""
 

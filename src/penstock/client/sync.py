@@ -337,7 +337,7 @@ class SyncApp(Hinting, Face[App]):
         """See ``App.job``."""
         return SyncJobHandle(self._target.job(ref))
 
-    def flow(self, ref: str) -> SyncFlowHandle[Any]:
+    def flow(self, ref: str | list[str] | tuple[str, ...]) -> SyncFlowHandle[Any]:
         """See ``App.flow``."""
         return SyncFlowHandle(self._target.flow(ref))
 

@@ -42,7 +42,8 @@ class FlowNode:
     """The current state of a job of a flow. ``children`` are the jobs it waits for, in the order added.
 
     ``info`` is ``None`` if the job is unknown: not delivered yet, or removed. ``policy`` is the effect of its failure
-    on the job above it. A job that several others wait for is the same node under each.
+    on the job above it. A job that several others wait for is the same node under each. The top of a flow with several
+    ends, such as a group, is no job: its ``id`` is empty, and its ``children`` are the ends.
     """
 
     __slots__ = ("children", "id", "info", "policy", "queue")
@@ -55,7 +56,7 @@ class FlowNode:
         self.children: list[FlowNode] = []
 
     def __repr__(self) -> str:
-        return f"<FlowNode {self.ref} {self.state or 'unknown'}, {len(self.children)} children>"
+        return f"<FlowNode {self._line()}, {len(self.children)} children>"
 
     ref = ref_field()
     """Queue and id as one string: ``app.job(ref)`` accepts it."""
@@ -65,9 +66,9 @@ class FlowNode:
         return self.info.state if self.info else None
 
     def walk(self) -> Iterator[FlowNode]:
-        """Yield this node and all below it, each once, from the top down."""
+        """Yield the jobs of this node and all below it, each once, from the top down."""
         seen = {(self.queue, self.id)}
-        level = [self]
+        level = [self] if self.id else self.children
         while level:
             yield from level
             below: list[FlowNode] = []
@@ -79,13 +80,16 @@ class FlowNode:
 
     def describe(self, indent: str = "") -> str:
         """Return the tree as text, one line per job."""
-        lines = [f"{indent}{self.ref} {self.state or 'unknown'}"]
+        lines = [f"{indent}{self._line()}"]
         lines += [child.describe(indent + "  ") for child in self.children]
         return "\n".join(lines)
 
+    def _line(self) -> str:
+        return f"{self.ref} {self.state or 'unknown'}" if self.id else f"group of {len(self.children)}"
+
 
 class FlowHandle(Hinting, Generic[R_co]):
-    """The handle that ``app.enqueue_flow`` returns, and ``app.flow(ref)`` for an existing root.
+    """The handle that ``app.enqueue_flow`` returns, and ``app.flow(ref)`` for an existing flow.
 
     ``root`` is the last job, or the first of several last jobs, which are ``ends``. ``jobs`` are all enqueued jobs, and
     ``names`` those of a ``Dag`` by name.
@@ -110,14 +114,22 @@ class FlowHandle(Hinting, Generic[R_co]):
         self.names = dict(names or {})
 
     def __repr__(self) -> str:
-        return f"<FlowHandle {self.ref}, {len(self.jobs)} jobs>"
+        return f"<FlowHandle {self.root.ref}, {len(self.jobs)} jobs>"
 
     @property
     def root(self) -> JobHandle[Any]:
         return self.ends[0]
 
-    ref = Field[str]("root.ref")
-    """The ref of its root: ``app.flow(ref)`` accepts it."""
+    @property
+    def ref(self) -> str:
+        """The ref of its root: ``app.flow(ref)`` accepts it. Raise ``InvalidInput`` for a flow with several ends."""
+        if len(self.ends) > 1:
+            raise InvalidInput(
+                "a flow that ends in a group has no single ref, because no job comes after all of its jobs. "
+                "Keep [job.ref for job in flow.ends], which app.flow(refs) accepts, or use a chord."
+            )
+        return self.root.ref
+
     status = Field[EnqueueStatus | None]("root.status")
     """The answer to the root's enqueue. Unless it is ``queued``, no job of the flow was enqueued."""
 
@@ -160,9 +172,13 @@ class FlowHandle(Hinting, Generic[R_co]):
         return cast(R_co, results)
 
     async def tree(self) -> FlowNode:
-        """Return the current state of the flow, from the root down."""
-        [root] = await self._trees([self.root])
-        return root
+        """Return the current state of the flow, from the root down; for a group, a node above all its ends."""
+        if not self._is_group:
+            [root] = await self._trees([self.root])
+            return root
+        top = FlowNode("", "", None)
+        top.children = await self._trees(self.ends)
+        return top
 
     async def cancel(self) -> dict[Key, CancelAnswer]:
         """Cancel all jobs of the flow, the root first; return the answers by queue and id. Safe to repeat."""
