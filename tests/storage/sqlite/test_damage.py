@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.job import NewJob
+from penstock.core.job import Extras, NewJob
+from penstock.core.limits import Limit
 from penstock.core.outcome import Complete
 from penstock.errors import StorageDamaged
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.values import QueueSettings, Settlement, Take
 from tests.contract.damage import database
+from tests.contract.factories import Bench
+from tests.storage.sqlite.conftest import Opener
 
 
 async def test_damaged_pages_are_an_error_that_names_the_file_and_the_remedy(tmp_path: Path) -> None:
@@ -131,3 +134,26 @@ async def test_a_flipped_byte_in_an_id_is_repaired_at_the_first_try(tmp_path: Pa
             assert "good" in [lease.id for lease in leases]
         finally:
             await storage.close()
+
+
+async def test_a_completed_job_does_not_run_again_because_its_entry_stayed_in_the_line_of_its_group(
+    opened: Opener,
+) -> None:
+    storage = await opened("memory://")
+    bench = Bench(storage, "orders")
+    await storage.limit("orders", "strict", Limit(concurrency=1))
+    await bench.put_all([bench.new(id, extras=Extras(group="strict")) for id in ("one", "two", "three")])
+    # The entry of "two" has another place than the job.
+    database(storage).execute("UPDATE group_lines SET place = place - 1 WHERE id = 'two'")
+
+    ran = [await complete_next(bench) for _ in range(2)]
+    assert ran == ["one", "two"]
+    assert await bench.claim_all() == []
+    assert (await storage.check("orders", repair=True)).problems
+    assert await complete_next(bench) == "three"
+
+
+async def complete_next(bench: Bench) -> str:
+    lease = await bench.claim()
+    assert (await bench.settle(lease, Complete(b"1"))).applied
+    return lease.id

@@ -23,6 +23,9 @@ USES_GROUPS: Final = 2
 _AT_THE_FRONT: Final = 1
 
 
+IN_LINE: Final = ("b", "k")
+"""The roles of blocked members (see ``Record.group_role``)."""
+
 _sql = statements("groups")
 _unpack_limit: Final = lru_cache(256)(msgspec.json.Decoder(Limit).decode)
 
@@ -90,12 +93,12 @@ def move(unit: Unit, record: Record, role: str) -> None:
     """Count a member in another role."""
     extras = record.extras
     group = group_of(unit, extras.group)
-    if record.group_role in ("b", "k"):
+    if record.group_role in IN_LINE:
         _step_out(unit, record)
     count(group, record.group_role, -1, extras.cost)
     count(group, role, 1, extras.cost)
     record.group_role = role
-    if role in ("b", "k"):
+    if role in IN_LINE:
         line_up(unit, record)
     unit.queue.uses |= USES_GROUPS
     touch(unit, group)
@@ -205,7 +208,7 @@ def wait_elsewhere(unit: Unit, record: Record) -> None:
 
 def line_up_again(unit: Unit, record: Record) -> None:
     """Move a member in line after its priority or number has changed."""
-    if record.group_role in ("b", "k"):
+    if record.group_role in IN_LINE:
         _step_out(unit, record)
         line_up(unit, record)
         touch(unit, group_of(unit, record.extras.group))

@@ -30,11 +30,15 @@ _decoder: Final = msgspec.json.Decoder(Limit)
 
 
 def head_of(unit: Unit, group: Group) -> Record | None:
-    """Return the first blocked member. A member that this call enqueued has no row yet."""
+    """Return the first blocked member. A member that this call enqueued has no row yet.
+
+    ``None`` if the group's line is damaged and names a job that is not in it: ``check`` repairs the line.
+    """
     id_, *row = unit.sql.execute(_sql["head"], (unit.queue.key, group.key)).fetchone() or (None,)
     if id_ is None:
         return None
-    return unit.adopt([row])[0] if row[0] is not None else unit.find([id_]).get(id_)
+    record = unit.adopt([row])[0] if row[0] is not None else unit.find([id_]).get(id_)
+    return record if record is not None and record.group_role in groups.IN_LINE else None
 
 
 def _admit(unit: Unit, record: Record) -> None:
@@ -166,7 +170,7 @@ def recount(unit: Unit, key: str, members: list[Record], *, repair: bool) -> boo
     stored, right = groups.group_of(unit, key), Group(key)
     for record in members:
         groups.count(right, record.group_role, 1, record.extras.cost)
-    in_line = [record for record in members if record.group_role in ("b", "k")]
+    in_line = [record for record in members if record.group_role in groups.IN_LINE]
     lined_up = set(unit.sql.execute(_sql["line"], (unit.queue.key, key)).fetchall())
     is_right = lined_up == {(*record.line, record.id) for record in in_line} and all(
         getattr(stored, name) == getattr(right, name) for name in _COUNTED
