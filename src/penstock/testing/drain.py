@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from msgspec.structs import asdict
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.testing.record import Recorder
     from penstock.worker.worker import Worker
 
+
+RaiseFailures: TypeAlias = bool | Literal["final"]
 
 # After this many jumps without an effect, no open job waits for time alone.
 _MOST_IDLE_JUMPS: Final = 1_000
@@ -87,7 +89,7 @@ class Drain:
     recorder: Recorder
     worker: Worker
     queues: Sequence[str]
-    raise_failures: bool
+    raise_failures: RaiseFailures
     max_runs: int
     schedules: bool
     ran: Callable[[Ran], None]
@@ -96,6 +98,7 @@ class Drain:
     def __post_init__(self) -> None:
         self._claim_waits: dict[str, int | None] = {}
         self._sweep_waits: dict[str, int | None] = {}
+        self._paused: set[str] = set()
         # The number of changes so far, and by queue the number when it was last empty.
         self._changes = 0
         self._empty_at: dict[str, int] = {}
@@ -136,7 +139,7 @@ class Drain:
             self._jump(wait_ms)
 
     async def until_begun(self, queue: str, id: str, *, most_ms: int, benches: Sequence[Bench]) -> None:
-        """Let up to ``most_ms`` pass, until neither the job nor a job that it waits for is scheduled for later.
+        """Let up to ``most_ms`` pass, until neither the job nor a job it waits for is scheduled or held by a rate.
 
         The runs on ``benches`` keep their leases, because one of them may be the caller.
         """
@@ -153,7 +156,13 @@ class Drain:
     async def _awaits_time(self, queue: str, id: str) -> bool:
         await self.run_due()
         [job] = await self.storage.get(queue, [id])
-        return job is not None and (job.state is State.SCHEDULED or job.blocked_by == "children")
+        if job is None:
+            return False
+        if (
+            job.state is State.WAITING or job.blocked_by == "group"
+        ):  # Held by a rate, if time will release it.
+            return queue not in self._paused and self._claim_waits.get(queue) is not None
+        return job.state is State.SCHEDULED or job.blocked_by == "children"
 
     def _jump(self, ms: int, *, most_ms: int = MAX_MS) -> None:
         # A store may report a time that is slightly too early, so jump twice as far after each jump without effect.
@@ -181,6 +190,7 @@ class Drain:
             take = Take(options.id, self.bench.batch_size(queue), options.lease_ms)
             claimed = await self.storage.claim(queue, take)
             self._claim_waits[queue] = claimed.wait_ms
+            (self._paused.add if claimed.paused else self._paused.discard)(queue)
             if not claimed.leases:
                 return self._changes > before
             await self._run(queue, claimed.leases)
@@ -221,10 +231,15 @@ class Drain:
     def _check(self, run: Ran) -> None:
         if len(self.runs) >= self.max_runs:
             raise PenstockError(self._too_many(run))
-        if self.raise_failures and run.failure is not None and not isinstance(run.error, Retry):
+        if run.failure is not None and self._raises(run):
             error = run.error or PenstockError(f"{run.failure.type}: {run.failure.message}")
             error.add_note(f"in run {run.run} of job {run.id!r} of queue {run.queue!r}")
             raise error
+
+    def _raises(self, run: Ran) -> bool:
+        if self.raise_failures == "final":
+            return run.state is State.FAILED
+        return self.raise_failures and not isinstance(run.error, Retry)
 
     def _too_many(self, run: Ran) -> str:
         schedulers = Counter(ran.scheduler for ran in self.runs if ran.scheduler)

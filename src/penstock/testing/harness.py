@@ -19,7 +19,7 @@ from penstock.core.units import MAX_MS, Duration, milliseconds
 from penstock.errors import InvalidOption, PenstockError
 from penstock.storage import open_storage
 from penstock.testing.bench import Bench, StandInSession, stand_in
-from penstock.testing.drain import Drain, ManualClock
+from penstock.testing.drain import Drain, ManualClock, RaiseFailures
 from penstock.testing.record import Drained, Ran, Recorded, Recorder, Stub, matcher
 from penstock.worker.middleware import run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions
@@ -49,13 +49,13 @@ class Harness:
 
     ``manual``: jobs run when you call ``drain()`` or ``run_all()``. ``inline``: jobs run inside the call that makes
     them ready, so ``enqueue`` returns when its job has run, and the jobs that this one enqueued. Waiting for a result
-    moves the clock to the retries and delays of that job. ``fake``: no job runs, all are recorded. Call the methods on
-    any event loop, or use ``sync`` in synchronous code.
+    moves the clock to the retries and delays of that job, and past rate limits. ``fake``: no job runs, all are
+    recorded. Call the methods on any event loop, or use ``sync`` in synchronous code.
 
-    ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
-    ``schedules=False`` leaves schedules out, ``seed`` seeds the jitter. ``url`` names another store, which is used in a
-    separate namespace. Further options are those for a worker's runs: ``middleware``, ``after_execution``, ``threads``
-    and so on.
+    ``raise_failures`` raises what handlers raise, and with ``"final"`` only what ends a job for good. ``hooks=False``
+    skips the app's ``on_start`` and ``on_stop`` hooks, ``schedules=False`` leaves schedules out, ``seed`` seeds the
+    jitter. ``url`` names another store, which is used in a separate namespace. Further options are those for a worker's
+    runs: ``middleware``, ``after_execution``, ``threads`` and so on.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Harness:
         app: App,
         *,
         mode: Mode = "manual",
-        raise_failures: bool = False,
+        raise_failures: RaiseFailures = False,
         hooks: bool = True,
         schedules: bool = True,
         seed: int = 0,
@@ -76,6 +76,8 @@ class Harness:
             raise InvalidOption(
                 f"mode must be 'manual', 'inline' (jobs run immediately) or 'fake', got {mode!r}."
             )
+        if raise_failures not in (True, False, "final"):
+            raise InvalidOption(f"raise_failures must be True, False or 'final', got {raise_failures!r}.")
         _refuse_unused(worker)
         self.app = app
         self.mode: Mode = mode
@@ -101,6 +103,7 @@ class Harness:
         self._before: Sessions | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._started = False
+        self._starting = False
         self._scheduled = False
 
     # Begin and close
@@ -163,14 +166,15 @@ class Harness:
         self,
         *queues: str,
         until: Duration | None = None,
-        raise_failures: bool | None = None,
+        raise_failures: RaiseFailures | None = None,
         max_runs: int = 10_000,
         schedules: bool | None = None,
     ) -> Drained:
         """Run everything that is due, and the jobs this leads to, on these queues or on all.
 
         With ``until``, let that much time pass and run everything that falls due. Jobs scheduled for later stay.
-        ``raise_failures`` raises a handler's exception once its job is settled. ``schedules=False`` makes no jobs of
+        ``raise_failures`` raises a handler's exception once its job is settled; ``"final"`` raises only what ends a job
+        for good. ``schedules=False`` makes no jobs of
         schedules: their slots stay due.
         """
         drain = await self._drain(queues, raise_failures, max_runs, schedules)
@@ -182,7 +186,7 @@ class Harness:
     async def run_all(
         self,
         *queues: str,
-        raise_failures: bool | None = None,
+        raise_failures: RaiseFailures | None = None,
         max_runs: int = 10_000,
         schedules: bool | None = None,
     ) -> Drained:
@@ -299,7 +303,7 @@ class Harness:
     async def _drain(
         self,
         queues: tuple[str, ...] = (),
-        raise_failures: bool | None = None,
+        raise_failures: RaiseFailures | None = None,
         max_runs: int = 10_000,
         schedules: bool | None = None,
     ) -> Drain:
@@ -310,8 +314,11 @@ class Harness:
             self._scheduled = True
             await self.app.put_declared(storage)
         if self._hooks and not self._started:
-            self._started = True
-            await run_start_hooks(self.worker.start_hooks, self.worker)
+            self._started = self._starting = True
+            try:
+                await run_start_hooks(self.worker.start_hooks, self.worker)
+            finally:
+                self._starting = False
         return Drain(
             storage=storage,
             bench=bench,
@@ -332,6 +339,8 @@ class Harness:
         return Drained(drain.runs, await self.left(), advanced)
 
     async def _run_inline(self) -> None:
+        if self._starting:
+            return  # The drain that called the hooks runs their jobs afterwards.
         drain = await self._drain()
         await drain.run_due()
 
