@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import App, FlowHandle, InvalidOption, JobContext, JobHandle, Queue, State, group
+from penstock import App, FlowHandle, InvalidOption, JobContext, JobHandle, Queue, State, WorkerInfo, group
 from penstock.client.flow import Whole
 from penstock.client.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
 from penstock.client.options import DISPATCH, TASK
 from penstock.client.sync import SyncFlowHandle
 from penstock.client.task import Task
 from penstock.core.job import Lease, Options
+from penstock.storage.values import WorkerRecord
 
 app: Any = App("memory://")
 
@@ -42,6 +43,7 @@ FORMS: dict[Kind, dict[str, Any]] = {
     "queue": {"queue": app.queue("mail"), "sync queue": app.queue("mail").sync},
     "flow": {"flow": _flow, "sync flow": _flow.sync},
     "flow handle": {"flow handle": _flow_handle, "sync flow handle": SyncFlowHandle(_flow_handle)},
+    "worker info": {"worker": WorkerInfo(WorkerRecord("a-1", b"", 0, 0))},
 }
 
 

@@ -335,3 +335,32 @@ async def test_signals_are_hooks_and_events(app: App) -> None:
     worker.on("failed", lambda event: seen.append(event.failure.type if event.failure else ""))
     await worker.run()
     assert seen == ["ready", "failed", "OSError"]
+
+
+@pytest.mark.parametrize(("reads", "state"), [(False, "completed"), (True, "cancelled")])
+async def test_a_coroutine_that_reads_cancelled_does_not_complete(app: App, reads: bool, state: str) -> None:
+    started, told = asyncio.Event(), list[bool]()
+
+    @app.task(attempts=1)
+    async def work(context: JobContext) -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if reads:
+                assert context.cancelled
+            told.append((await app.job(context.ref).get()).cancelling)
+
+    worker = app.worker(heartbeat="20ms")
+    running = asyncio.create_task(worker.run())
+    job = await work.enqueue()
+    await asyncio.wait_for(started.wait(), 10)
+    await job.cancel()
+    await asyncio.wait([asyncio.create_task(job.result(timeout="10s"))])
+    assert (await job.refresh(), told) == (state, [True])
+
+    late = await work.options(timeout="50ms").enqueue()
+    await asyncio.wait([asyncio.create_task(late.result(timeout="10s"))])
+    assert (await late.refresh(), told) == ("failed" if reads else "completed", [True, False])
+    worker.stop()
+    await running

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["task", "app", "job", "job context", "job spec", "queue", "flow", "flow handle"]
+Kind: TypeAlias = Literal[
+    "task", "app", "job", "job context", "job spec", "queue", "flow", "flow handle", "worker info"
+]
 
 
 def _by_name(ours: Mapping[str, str]) -> dict[str, str]:
@@ -188,6 +190,15 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         **dict.fromkeys(["ready", "successful", "completed_count"], _FLOW_STATE),
         "revoke": "Use flow.cancel().",
         "results": "Use flow.jobs, the handles of its jobs.",
+    },
+    "worker info": {
+        "name": "Use worker.id, which begins with the name.",
+        **dict.fromkeys(["state", "status"], "Use worker.dead, and worker.info['state']."),
+        **dict.fromkeys(
+            ["queues", "concurrency", "version"], "Use worker.info, a dict with all that it reports."
+        ),
+        "hostname": "Use worker.host.",
+        "last_heartbeat": "Use worker.seen_at, or worker.age.",
     },
 }
 """Attributes that objects of other queues have, by our kind of object, and what to use instead."""

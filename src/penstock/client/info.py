@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar
 import msgspec
 
 from penstock.client.causes import Reason
+from penstock.client.hints import Hinting
 from penstock.client.limits import in_units
 from penstock.client.session import store_options
 from penstock.client.situation import commands_from_code, instant
@@ -236,10 +237,11 @@ def _failure_fields(failure: Failure, *, traceback: bool) -> dict[str, str]:
     return fields | {"traceback": failure.traceback} if traceback else fields
 
 
-class WorkerInfo:
+class WorkerInfo(Hinting):
     """A worker, as of its last heartbeat."""
 
     __slots__ = ("raw",)
+    hints_for = "worker info"
 
     def __init__(self, raw: WorkerRecord) -> None:
         self.raw = raw

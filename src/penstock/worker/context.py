@@ -157,7 +157,8 @@ class JobContext(LeasedJob, Parent):
     def cancelled(self) -> bool:
         """Return whether the run must stop: it is cancelled, timed out, lost or handed back.
 
-        Only handlers in threads need to check this. A thread that reads true and returns counts as stopped.
+        Only handlers in threads need to check this. A handler that reads true and returns counts as stopped: its job
+        does not complete.
         """
         return self._link.cancelled
 
