@@ -1,4 +1,7 @@
-"""The causes that keep a job from running, each a sentence with a remedy. ``why`` chooses among them."""
+"""Causes in a queue, its workers and its groups that keep a job from running, each a sentence with a remedy.
+
+``why`` adds those in the state of the job itself, and chooses the first.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def _refused(value: object, what: str, cause: str) -> InvalidOption:
 EVERY_GROUP: Final = "*"
 """Stands for all groups without a limit of their own."""
 
-Reason: TypeAlias = Literal["", "paused", "asked", "concurrency", "rate", "bucket"]
+Obstacle: TypeAlias = Literal["", "paused", "asked", "concurrency", "rate", "bucket"]
+"""What keeps the first blocked member out of its group. ``asked``: paused for a time, as by ``RateLimited``."""
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +128,7 @@ class GroupState(msgspec.Struct, frozen=True):
     held: int
     blocked: int
     paused: bool
-    why: Reason = ""
+    why: Obstacle = ""
     wait_ms: int | None = None
 
 

@@ -18,7 +18,7 @@ from penstock.spark.history.tables import (
     CAUSES,
     COUNTED,
     GOLD,
-    KEYS,
+    GOLD_KEYS,
     PERCENTILES,
     TIMED,
     Instants,
@@ -82,7 +82,7 @@ _HOW: Final = {
 # larger ``turn`` are newer.
 PARTS: Final = pa.schema(
     {
-        **KEYS,
+        **GOLD_KEYS,
         **_SUMS,
         **dict.fromkeys(("wait_max", "run_max"), _DOUBLE),
         **dict.fromkeys(("backlog", "backlog_max"), _LONG),
@@ -123,7 +123,7 @@ def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> p
 
 def _sum_parts(rows: pa.Table) -> pa.Table:
     """Return one row for each key, bucket and turn."""
-    keys = [*KEYS, "what", "bucket", "turn"]
+    keys = [*GOLD_KEYS, "what", "bucket", "turn"]
     return aggregated(rows, keys, {**_HOW, "times": "sum"}).select(PARTS.names).cast(PARTS)
 
 
@@ -228,7 +228,7 @@ def parts_of(gold: pa.Table) -> pa.Table:
     for what in TIMED:
         histogram = gold[f"{what}_histogram"].combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(histogram), 0).to_numpy()
-        rows = gold.select(list(KEYS)).take(pa.array(np.repeat(np.arange(gold.num_rows), lengths)))
+        rows = gold.select(list(GOLD_KEYS)).take(pa.array(np.repeat(np.arange(gold.num_rows), lengths)))
         entries = pc.list_flatten(histogram)
         for name in ("bucket", "times"):
             rows = rows.append_column(name, pc.struct_field(entries, name))
@@ -241,7 +241,7 @@ def merged_measures(parts: pa.Table) -> pa.Table:
     parts = parts.sort_by("turn")
     sums = parts.filter(pc.equal(parts["what"], ""))
     order = [(name, "ascending") for name in ("at", "grain", "dimension", "queue", "name")]
-    rows = aggregated(sums, KEYS, _HOW).sort_by(order)
+    rows = aggregated(sums, GOLD_KEYS, _HOW).sort_by(order)
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
     columns |= {name: pc.fill_null(rows[name], 0) for name in COUNTED}
     columns["usd"] = pc.divide(pc.cast(rows["usd_micros"], _DOUBLE), 1e6)
@@ -255,9 +255,9 @@ def merged_measures(parts: pa.Table) -> pa.Table:
 
 def _timings(parts: pa.Table, rows: pa.Table, what: str) -> dict[str, Any]:
     """Return the histogram of each row and its percentiles."""
-    own = parts.filter(pc.equal(parts["what"], what)).select([*KEYS, "bucket", "times"])
-    numbered = rows.select([*KEYS]).append_column("row", pa.array(np.arange(rows.num_rows)))
-    entries_by_row = own.join(numbered, [*KEYS], join_type="inner")
+    own = parts.filter(pc.equal(parts["what"], what)).select([*GOLD_KEYS, "bucket", "times"])
+    numbered = rows.select([*GOLD_KEYS]).append_column("row", pa.array(np.arange(rows.num_rows)))
+    entries_by_row = own.join(numbered, [*GOLD_KEYS], join_type="inner")
     counted = entries_by_row.group_by(["row", "bucket"]).aggregate([("times", "sum")])
     counted = counted.sort_by([("row", "ascending"), ("bucket", "ascending")])
     buckets, times = counted["bucket"].combine_chunks(), counted["times_sum"].combine_chunks()

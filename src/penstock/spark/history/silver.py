@@ -218,7 +218,7 @@ def _consequence(rows: pa.Table, mark: LossMark, hit: Any) -> dict[str, Any]:
 # The fold.
 
 
-_COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at")
+_EVENT_COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at")
 
 
 class _Jobs(Fold):
@@ -248,7 +248,7 @@ def fold(spark: SparkSession, history: History) -> bool:
     part = next_slice(history, history.silver)
     if part is None:
         return False
-    events = part.events(history, _COLUMNS)
+    events = part.events(history, _EVENT_COLUMNS)
     marks = [
         mark for mark in marks_between(part.bronze, part.known) if part.placing.passes(mark.queue, mark.found)
     ]

@@ -64,11 +64,11 @@ SILVER: Final = pa.schema(
         "incomplete": pa.bool_(),
     }
 )
-KEYS: Final = {"grain": _TEXT, "dimension": _TEXT, "queue": _TEXT, "name": _TEXT, "at": _TIME}
+GOLD_KEYS: Final = {"grain": _TEXT, "dimension": _TEXT, "queue": _TEXT, "name": _TEXT, "at": _TIME}
 _HISTOGRAM: Final = pa.list_(pa.struct({"bucket": pa.int32(), "times": _LONG}))
 GOLD: Final = pa.schema(
     {
-        **KEYS,
+        **GOLD_KEYS,
         **dict.fromkeys(COUNTED, _LONG),
         **{f"{what}_{end}": _DOUBLE for what in TIMED for end in (*PERCENTILES, "max")},
         **dict.fromkeys(("run_ms", "busy_ms"), _LONG),
@@ -79,7 +79,7 @@ GOLD: Final = pa.schema(
 )
 CAUSES: Final = pa.schema(
     {
-        **{name: KEYS.get(name, _TEXT) for name in ("grain", "queue", "task", "error_type", "at")},
+        **{name: GOLD_KEYS.get(name, _TEXT) for name in ("grain", "queue", "task", "error_type", "at")},
         **dict.fromkeys(("failed", "retried"), _LONG),
         "example": _TEXT,
     }

@@ -152,7 +152,7 @@ def maybe_block(unit: Unit, record: Record, *, keeps_number: bool) -> bool:
             return True
     else:
         leave(unit, record)
-        if group.blocked or group.why_full(unit.now_ms, cost=extras.cost)[0]:
+        if group.blocked or group.why_no_room(unit.now_ms, cost=extras.cost)[0]:
             block(unit, record)
             return True
     record.slot_hold = 0

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
-from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Reason
+from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Obstacle
 from penstock.errors import CostTooHigh
 from penstock.storage.bounds import ADMITTED_AT_ONCE
 from penstock.storage.sqlite import groups, statements
@@ -54,10 +54,10 @@ def _fill(unit: Unit, group: Group) -> int:
     """Admit blocked members while there is room. Return when to try again (0: time alone makes no room)."""
     admitted = 0
     while group.blocked:
-        why, at = group.why_full(unit.now_ms)
+        why, at = group.why_no_room(unit.now_ms)
         record = None if why else head_of(unit, group)
         if record is not None:
-            why, at = group.why_full(unit.now_ms, cost=record.extras.cost, slot_hold=record.slot_hold)
+            why, at = group.why_no_room(unit.now_ms, cost=record.extras.cost, slot_hold=record.slot_hold)
         if why or record is None:
             return at
         if admitted == ADMITTED_AT_ONCE:
@@ -256,7 +256,7 @@ def _queue_state(unit: Unit) -> GroupState:
     queue, now_ms = unit.queue, unit.now_ms
     group = groups.group_of(unit, "")
     rate = group.limit.rate
-    why: Reason = ""
+    why: Obstacle = ""
     at = 0
     if queue.paused:
         why = "paused"
@@ -271,12 +271,12 @@ def _queue_state(unit: Unit) -> GroupState:
 
 
 def _state(unit: Unit, group: Group) -> GroupState:
-    why, at = group.why_full(unit.now_ms)
+    why, at = group.why_no_room(unit.now_ms)
     if why not in ("paused", "asked"):
         why, at = "", 0
     head = head_of(unit, group) if group.blocked else None
     if head is not None:
-        why, at = group.why_full(unit.now_ms, cost=head.extras.cost, slot_hold=head.slot_hold)
+        why, at = group.why_no_room(unit.now_ms, cost=head.extras.cost, slot_hold=head.slot_hold)
     wait_ms = max(0, at - unit.now_ms) if at else None
     counts = (group.waiting, group.active, group.held, group.blocked)
     return GroupState(group.key, *counts, bool(group.paused), why, wait_ms)

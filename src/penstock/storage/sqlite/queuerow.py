@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.limits import Limit, Reason, charged
+from penstock.core.limits import Limit, Obstacle, charged
 from penstock.storage.bounds import CLOCK_GAP_MS, CLOCK_NEAR_MS
 from penstock.storage.sqlite import statements
 from penstock.storage.sqlite.clock import Moment, Reading, moment_after, read_clocks
@@ -200,7 +200,9 @@ class Group(msgspec.Struct):
         self.level = min(full, level + (now_ms - self.level_at) * bucket.refill)
         self.level_at, self.level_per = now_ms, bucket.per_ms
 
-    def why_full(self, now_ms: int, *, cost: int | None = None, slot_hold: int = 0) -> tuple[Reason, int]:
+    def why_no_room(
+        self, now_ms: int, *, cost: int | None = None, slot_hold: int = 0
+    ) -> tuple[Obstacle, int]:
         """Return why a member with this cost and hold has to wait, and until when (0: unknown).
 
         Without a cost, return only reasons that apply to every member. ``""`` means that there is room.
@@ -216,7 +218,7 @@ class Group(msgspec.Struct):
             return "rate", self.first_start + limit.rate.per_ms if self.first_start else 0
         return ("", 0) if cost is None else self._lacks(cost, now_ms)
 
-    def _lacks(self, cost: int, now_ms: int) -> tuple[Reason, int]:
+    def _lacks(self, cost: int, now_ms: int) -> tuple[Obstacle, int]:
         bucket = self.limit.bucket
         if bucket is None:
             return "", 0
