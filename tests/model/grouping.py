@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.core.lifecycle import TERMINAL, EventType, State
-from penstock.core.limits import Bucket, GroupState, Limit, Reason
+from penstock.core.limits import Bucket, GroupState, Limit, Obstacle
 from penstock.storage.values import GroupPage
 from tests.model.record import Record, in_line
 
@@ -99,7 +99,7 @@ class Grouping:
     def _queue_state(self) -> GroupState:
         states = [record.state for record in self.records.values()]
         queue, (room, wait_ms) = self._group(""), self._allowance(1)
-        why: Reason = ""
+        why: Obstacle = ""
         if self.paused:
             why, wait_ms = "paused", None
         elif queue.parked_until > self.now:
@@ -112,7 +112,7 @@ class Grouping:
     def _state(self, key: str) -> GroupState:
         w, a, h, b, _ = self._counts(key)
         group = self._group(key)
-        why: Reason = "paused" if group.paused else ""
+        why: Obstacle = "paused" if group.paused else ""
         at = 0
         if b:
             why, at = self._why(key, self._line(key)[0])
@@ -171,7 +171,7 @@ class Grouping:
         blocked = [r for r in self.records.values() if r.group == key and self._group_role(r) in ("b", "k")]
         return sorted(blocked, key=lambda r: (0, r.number) if r.slot_hold else (1, *in_line(r)))
 
-    def _why(self, key: str, record: Record, without: Record | None = None) -> tuple[Reason, int]:
+    def _why(self, key: str, record: Record, without: Record | None = None) -> tuple[Obstacle, int]:
         group, limit = self._group(key), self._limit_of(key)
         w, a, h, _, cost = self._counts(key, without)
         if group.paused:
