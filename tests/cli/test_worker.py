@@ -275,6 +275,9 @@ def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) ->
     for path in ("shop/jobs.py:app", "./shop/jobs.py:app", "shop/jobs:app"):
         said = penstock.refused("worker", path, code=2)
         assert "is the path of a file. Give the module and the name in it: shop.jobs:app" in said
+    for app in ("shop", "shop:app"):
+        said = penstock.refused("worker", "-A", app, "worker", code=2)
+        assert "unexpected argument 'worker'. Use `penstock worker shop:app`." in said
     said = penstock.refused("worker", "MODULE:APP", "-q", "mail", code=2)
     assert "MODULE:APP stands for your app. Give its module and its variable, such as jobs:app" in said
     assert "did not start: module 'nothing' is" in penstock.refused("worker", "start", "nothing:app", code=3)

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import App, FlowHandle, InvalidOption, JobContext, JobHandle, Queue, State, WorkerInfo, group
+from penstock import (
+    App,
+    FlowHandle,
+    InvalidOption,
+    JobContext,
+    JobHandle,
+    Queue,
+    State,
+    WorkerInfo,
+    chord,
+    group,
+)
 from penstock.client.flow import Whole
 from penstock.client.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
 from penstock.client.options import DISPATCH, TASK
@@ -146,6 +157,10 @@ FORMS: dict[Kind, dict[str, Any]] = {
             lambda: app.scheduled(30),
             "a schedule is given by name, got 30. Use @app.scheduled(every=30), or cron=....",
         ),
+        (
+            lambda: app.scheduled("*/5 * * * *"),
+            "a schedule is given by name, got '*/5 * * * *'. Use @app.scheduled(cron='*/5 * * * *').",
+        ),
     ],
 )
 def test_an_option_of_another_queue_is_refused_with_ours(refused: Any, said: str) -> None:
@@ -189,6 +204,17 @@ def test_other_attributes_are_missing_as_usual(kind: Kind, form: str) -> None:
     assert not hasattr(thing, "__wrapped_by__")
 
 
+@pytest.mark.parametrize("name", ["conf", "AsyncResult"])
+def test_an_attribute_of_another_queue_is_not_set_either(name: str) -> None:
+    with pytest.raises(
+        AttributeError, match=re.escape(f"has no attribute {name!r}. {ATTRIBUTES['app'][name]}")
+    ):
+        setattr(app, name, {})
+    app.colour = "red"
+    assert app.colour == "red"
+    del app.colour
+
+
 def test_no_word_is_an_option_of_ours_and_every_option_named_is_one() -> None:
     words = SAME_OPTION.keys() | OTHER_WAY.keys()
 
@@ -214,6 +240,10 @@ def test_what_the_hints_say_is_there() -> None:
         assert hasattr(FlowHandle, method) or hasattr(Whole, method), method
 
 
+def test_signals_and_loggers_of_celery_are_among_these_names() -> None:
+    assert {"task_failure", "task_prerun", "worker_ready", "get_task_logger"} <= MODULE.keys()
+
+
 @pytest.mark.parametrize("name", MODULE)
 def test_a_name_of_another_queue_is_not_imported(name: str) -> None:
     with pytest.raises(ImportError, match=re.escape(MODULE[name])):
@@ -228,6 +258,11 @@ def test_a_name_of_another_queue_is_not_imported(name: str) -> None:
         (lambda: send.job("a") | send.job("b"), "Use chain(first.job(...), next.partial())."),
         (lambda: _flow | send.job("b"), "Use chain(first, next)."),
         (_flow, "Use flow.enqueue()"),
+        (
+            lambda: chord([send.job("a")])(send.partial()),  # type: ignore[call-arg,operator]
+            "chord takes its body as an argument: chord([...], task.partial()).",
+        ),
+        (lambda: send.signature("ada"), "Use task.job(...), or task.partial(...)"),
     ],
 )
 def test_operators_of_another_queue_are_refused_with_ours(refused: Any, said: str) -> None:

@@ -136,6 +136,7 @@ class _WorkerFamily(Family):
                 "--reload is for a worker in the foreground: one in the background is for production. "
                 "Leave out `start`, or leave out --reload and use `penstock worker restart` after a change."
             )
+        _refuse_order_of_celery(args)
         self._refuse_misspelt(args, ctx)
         if not args or not self._names_command(args[0]):
             args = ["run", *args]
@@ -174,6 +175,16 @@ class _WorkerFamily(Family):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         own = super().shell_complete(ctx, incomplete)
         return own if not incomplete.startswith("-") else self.commands["run"].shell_complete(ctx, incomplete)
+
+
+def _refuse_order_of_celery(args: list[str]) -> None:
+    """Raise ``InvalidUsage`` for ``penstock worker -A shop worker``, as in ``celery -A shop worker``."""
+    match args:
+        case ["-A" | "--app", app, "worker", *_]:
+            target = app if ":" in app else f"{app}:app"
+            raise InvalidUsage(f"unexpected argument 'worker'. Use `penstock worker {target}`.")
+        case _:
+            pass
 
 
 @family("worker", cls=_WorkerFamily)

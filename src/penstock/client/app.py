@@ -16,7 +16,7 @@ from penstock.client.decorators import (
 )
 from penstock.client.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.client.flow.handle import FlowHandle, add_children, enqueue_flows
-from penstock.client.hints import Hinting
+from penstock.client.hints import ATTRIBUTES, Hinting
 from penstock.client.imports import check_module, import_named, is_typed_in, source_of
 from penstock.client.middleware import AppHooks
 from penstock.client.options import (
@@ -84,6 +84,13 @@ class App(Hinting, AppHooks, AppSchedulers):
     """
 
     hints_for = "app"
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in ATTRIBUTES["app"]:
+                getattr(self, name)  # Raises with what to use instead.
+            super().__setattr__(name, value)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ None of them works as an alias. They only make errors more helpful. ``tests/clie
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, TypeAlias
 
 Kind: TypeAlias = Literal[
     "task", "app", "job", "job context", "job spec", "queue", "flow", "flow handle", "worker info"
@@ -210,6 +210,13 @@ MODULE: Final[Mapping[str, str]] = {
     "Reject": "Raise Unrecoverable.",
     "signals": "Use @app.middleware, @app.after_execution, @app.on_start and @app.on_stop.",
     "shared_task": "Import your app, and use @app.task.",
+    "get_task_logger": "Use logging.getLogger(__name__), or context.log(line) to keep a line with the job.",
+    **dict.fromkeys(["task_prerun", "task_postrun"], "Use @app.middleware."),
+    **dict.fromkeys(["task_success", "task_failure", "task_retry"], "Use @app.after_execution."),
+    "task_revoked": "Use worker.on('cancelled', ...).",
+    "before_task_publish": "Use @app.enqueue_middleware.",
+    **dict.fromkeys(["worker_init", "worker_ready", "worker_process_init"], "Use @app.on_start."),
+    "worker_shutdown": "Use @app.on_stop.",
     "crontab": "Use @app.scheduled(cron='30 7 * * mon') above @app.task.",
     "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
     "GroupResult": _GROUP,
@@ -284,6 +291,20 @@ class Hinting:
                 # Without the object, Python does not add the name of a similar attribute.
                 raise AttributeError(f"{message}. {hint}", name=name, obj=None)
             raise AttributeError(message, name=name, obj=self)
+
+
+class NotCalled:
+    """A base class whose error for a call says what to use instead of ``task.signature(...)``."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            raise TypeError(
+                "a signature cannot be called. Use task.job(...), or task.partial(...) if a flow passes the first "
+                "argument."
+            )
 
 
 def refuse_keywords(unknown: Mapping[str, object], hints: Mapping[str, str], *, where: str) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = get_logger("penstock.worker")
 
 _FURTHEST: Final = 2**31 - 1
+_CRON_FIELDS: Final = 5
 
 
 def read_schedule(when: When) -> Schedule:
@@ -211,11 +212,13 @@ S = TypeVar("S", bound=_WithoutArguments)
 def _refuse_unnamed(unnamed: Sequence[Any], form: str) -> None:
     """Raise ``InvalidOption`` for a schedule that is given by position, or not at all."""
     if unnamed:
-        is_interval = isinstance(unnamed[0], int | float | timedelta)
-        option = f"every={unnamed[0]!r}" if is_interval else "every=..."
-        raise InvalidOption(
-            f"a schedule is given by name, got {shown(unnamed[0])}. Use {form.format(option)}, or cron=...."
-        )
+        given = unnamed[0]
+        if isinstance(given, str) and len(given.split()) == _CRON_FIELDS:
+            use = form.format(f"cron={given!r}") + "."
+        else:
+            is_interval = isinstance(given, int | float | timedelta)
+            use = form.format(f"every={given!r}" if is_interval else "every=...") + ", or cron=...."
+        raise InvalidOption(f"a schedule is given by name, got {shown(given)}. Use {use}")
 
 
 class AppSchedulers:

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import FieldInfo, asdict, astuple
 
 from penstock.client.codec import Json, MessagePack, Raw, Serde, decodable
+from penstock.client.hints import NotCalled
 from penstock.core.text import shown
 from penstock.errors import InvalidInput, InvalidOption, SerializationError
 
@@ -44,7 +45,7 @@ _SIMPLE_DEFAULTS: Final = (type(None), bool, int, float, str, bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Signature:
+class Signature(NotCalled):
     """The parameters and the result type of a task's function. Immutable."""
 
     name: str

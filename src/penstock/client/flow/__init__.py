@@ -7,7 +7,8 @@ The same ``job()`` may appear in several places: it is one job, and all of them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast, overload
 
 from penstock import client
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.client.flow.handle import FlowHandle
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -133,6 +135,19 @@ def group(*parts: Any) -> Group[Any]:
     return Group(parts[0] if is_listed else parts)
 
 
+def _with_body(function: F) -> F:
+    """Return ``function``, which says where the body goes if it is called as ``chord([...])(body)``."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and "body" not in kwargs:
+            raise TypeError("chord takes its body as an argument: chord([...], task.partial()).")
+        return function(*args, **kwargs)
+
+    return cast("F", checked)
+
+
+@_with_body
 def chord(
     header: Group[Any] | Iterable[Part], body: JobSpec[R] | Whole[R], *, on_failure: Policy = "fail"
 ) -> Chord[R]:
