@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 import penstock.spark as ps
-from penstock.spark.processing.enqueue import ARROW
+from penstock.spark.processing. import ARROW
 from penstock.spark.processing.request import ledger_of
 from penstock.spark.processing.snapshot import snapshot
 from penstock.spark.rows import Layout
