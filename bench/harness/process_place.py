@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 import penstock.spark as ps
-from penstock.spark.processing. import ARROW
+from penstock.spark.processing.collector import ROWS
 from penstock.spark.processing.request import ledger_of
 from penstock.spark.processing.snapshot import snapshot
 from penstock.spark.rows import Layout
@@ -112,6 +112,6 @@ def _ends(rows: pa.Table, task: Any, commit: int) -> pa.Table:
         rows[field.name]
         if field.name in rows.column_names
         else pa.repeat(pa.scalar(same.get(field.name), field.type), rows.num_rows)
-        for field in ARROW
+        for field in ROWS
     ]
-    return pa.table(columns, schema=ARROW)
+    return pa.table(columns, schema=ROWS)

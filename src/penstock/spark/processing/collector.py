@@ -32,7 +32,7 @@ _RELEASED: Final = 200
 _MOST: Final = 50_000
 _ATTEMPTS: Final = 5
 MAX_REMEMBERED: Final = 50_000
-_ROWS: Final = arrow_schema(T.StructType([*COLUMNS, T.StructField("key_json", T.StringType())]))
+ROWS: Final = arrow_schema(T.StructType([*COLUMNS, T.StructField("key_json", T.StringType())]))
 
 
 class Collector:
@@ -234,7 +234,7 @@ def _finish_time(job: Job) -> tuple[str, int]:
 
 def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:
     """Return rows for ``Ledger.append``."""
-    return pa.Table.from_pylist([_row(job, commit, cost_name) for job in jobs], schema=_ROWS)
+    return pa.Table.from_pylist([_row(job, commit, cost_name) for job in jobs], schema=ROWS)
 
 
 def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
