@@ -19,14 +19,13 @@ from penstock.cli.connect import import_app, is_local, note_on_second_store, ope
 from penstock.cli.errors import ExitCode, InvalidUsage
 from penstock.cli.joboptions import JOB_OPTIONS, job_flags
 from penstock.cli.jobview import cut, identity, title
-from penstock.cli.newjobs import NewJobs, Totals, enqueue_lines
+from penstock.cli.newjobs import NewJobs, Totals, enqueue_checked, enqueue_lines
 from penstock.cli.output import print_json
 from penstock.cli.parameters import PlainCommand, command, json_option, option, queue_option_for
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
 from penstock.cli.taskworkers import note_on_program, note_on_task
 from penstock.cli.waiting import wait_for
-from penstock.client.handle import enqueue_many
 from penstock.client.situation import counted
 from penstock.core.command import COMMAND_TASK, command_text
 from penstock.core.text import visible_in_line
@@ -246,7 +245,7 @@ async def _enqueue_one(
     as_json: bool,
 ) -> int:
 
-    [handle] = await enqueue_many(source, [new])
+    [handle] = await enqueue_checked(source, [new])
     for text in filter(None, (note, await note_on_job())):
         click.echo(text, err=True)
     if handle.status != "queued":

@@ -77,7 +77,7 @@ JOB_OPTIONS: Final = (
         "after",
         "ID",
         str | list[str],
-        "Run the job after this one has completed; QUEUE/ID for another queue. May be repeated.",
+        "Run the job after this one of its own queue has completed; QUEUE/ID for another queue. May be repeated.",
         more={"multiple": True, "shell_complete": completes_ids(*OPEN)},
     ),
 )

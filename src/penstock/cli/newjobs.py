@@ -12,7 +12,7 @@ import select
 import sys
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,12 +29,14 @@ from penstock.cli.values import read_time
 from penstock.client.handle import enqueue_many
 from penstock.client.situation import counted
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, encode_command
+from penstock.core.flow import UNKNOWN_DEPENDENCY
 from penstock.core.names import check_id, uuid7
-from penstock.errors import InvalidInput, StorageError
+from penstock.errors import InvalidInput, JobNotFound, StorageError
 
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import JobCodec
+    from penstock.client.handle import JobHandle
     from penstock.client.task import JobSpec
     from penstock.core.job import NewJob
 
@@ -196,7 +198,7 @@ class NewJobs:
             )
         queue = self._queue if line.queue is UNSET else line.queue
         if "after" in options:
-            options["after"] = _parents(options["after"], queue or self._default_queue)
+            options["after"] = _parents(options["after"], queue or self._queue_of_task(line))
         if line.command is not UNSET:
             if line.task is not UNSET:
                 raise InvalidInput("a job has either a command or a task, not both.")
@@ -205,6 +207,11 @@ class NewJobs:
         assert line.task is not UNSET
         args = {} if line.args is UNSET else line.args
         return self._task_spec(line.task, args, queue, options)
+
+    def _queue_of_task(self, line: JobLine) -> str:
+        """Return the queue of a job that names none."""
+        task = None if line.task is UNSET else self._app.tasks.get(line.task)
+        return self._default_queue if task is None else task.queue
 
     def _task_spec(self, name: str, args: Any, queue: str | None, options: dict[str, Any]) -> JobSpec[Any]:
         task = self._app.tasks.get(name)
@@ -251,6 +258,17 @@ def _parents(after: str | list[str], queue: str) -> list[tuple[str, str]]:
         other, slash, id = text.partition("/")
         parents.append((other, id) if slash else (queue, text))
     return parents
+
+
+async def enqueue_checked(source: JobCodec, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+    """Enqueue ``jobs``. Raise ``JobNotFound`` if one of them is to run after an unknown job.
+
+    The store itself looks only at jobs of the same queue: other queues learn of the dependency later.
+    """
+    for queue, id in dict.fromkeys(parent[:2] for job in jobs for parent in job.after):
+        if queue != source.queue and await source.app.queue(queue).get_or_none(id) is None:
+            raise JobNotFound.in_queue(queue, id, UNKNOWN_DEPENDENCY)
+    return await enqueue_many(source, jobs)
 
 
 _MOST_BYTES: Final = 512 * 1024
@@ -345,7 +363,7 @@ async def enqueue_lines(
             if isinstance(stop, asyncio.CancelledError):
                 click.echo(f"{counted(totals.jobs, 'job')} enqueued", err=True)
             raise
-        except StorageError as error:
+        except (StorageError, JobNotFound) as error:
             if totals.jobs:
                 error.add_note(f"{counted(totals.jobs, 'job')} of earlier lines were enqueued.")
             raise
@@ -374,7 +392,7 @@ class _Writer:
 
     async def _write(self, batch: _ByQueue) -> None:
         for source, jobs in batch.values():
-            handles = await enqueue_many(source, jobs)
+            handles = await enqueue_checked(source, jobs)
             self._totals.answers.update(str(handle.status) for handle in handles)
             if self._print_ids:
                 click.echo("".join(f"{handle.id}\n" for handle in handles), nl=False)
