@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from penstock.core.job import Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Snooze
@@ -142,6 +145,49 @@ async def test_a_budget_per_period_delays_until_the_next_one(bench: Bench) -> No
     await use(bench, "a", lease.token, usd=4)
     [budget] = await bench.storage.budgets(bench.queue)
     assert budget.spent == 4
+
+
+async def test_a_budget_that_is_raised_keeps_its_period_and_what_was_spent_in_it(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.storage.set_budget(bench.queue, Budget("usd", 10, per_ms=MINUTE_MS))
+    lease = await bench.claim(lease_ms=DAY_MS)
+    await use(bench, "a", lease.token, usd=10)
+    await bench.put("b")
+    [spent] = await bench.storage.budgets(bench.queue)
+
+    await bench.shift(MINUTE_MS // 2)
+    await bench.storage.set_budget(bench.queue, Budget("usd", 20, per_ms=MINUTE_MS))
+
+    assert await bench.storage.budgets(bench.queue) == [replace(spent, micros=20)]
+    await use(bench, "a", lease.token, usd=10)
+    assert (await take(bench)).over_budget
+    await bench.shift(MINUTE_MS // 2)
+    assert [lease.id for lease in (await take(bench)).leases] == ["b"]
+
+
+async def test_a_budget_that_is_raised_in_a_later_period_has_nothing_spent(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.storage.set_budget(bench.queue, Budget("usd", 10, per_ms=MINUTE_MS))
+    lease = await bench.claim(lease_ms=DAY_MS)
+    await use(bench, "a", lease.token, usd=10)
+
+    await bench.shift(MINUTE_MS)
+    await bench.storage.set_budget(bench.queue, Budget("usd", 20, per_ms=MINUTE_MS))
+
+    assert [budget.spent for budget in await bench.storage.budgets(bench.queue)] == [0]
+
+
+@pytest.mark.parametrize("per_ms", [MINUTE_MS, 2 * MINUTE_MS])
+async def test_another_period_begins_when_it_is_set(bench: Bench, per_ms: int) -> None:
+    await bench.put("a")
+    first = 0 if per_ms == MINUTE_MS else MINUTE_MS
+    await bench.storage.set_budget(bench.queue, Budget("usd", 10, per_ms=first))
+    lease = await bench.claim(lease_ms=DAY_MS)
+    await use(bench, "a", lease.token, usd=10)
+
+    await bench.storage.set_budget(bench.queue, Budget("usd", 10, per_ms=per_ms))
+
+    assert [budget.spent for budget in await bench.storage.budgets(bench.queue)] == [0]
 
 
 async def test_what_was_used_before_counts_unless_there_is_a_period(bench: Bench) -> None:

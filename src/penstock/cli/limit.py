@@ -80,7 +80,7 @@ def set_budget(
 ) -> None:
     """Set the budget NAME to AMOUNT, in the units that jobs report with context.use(...).
 
-    This starts a new period, if the budget has one.
+    A budget that has a period keeps it, and what was spent in it. Another period (--per) begins now, at zero.
     """
     queue_name = queue or settings["queue"]
 

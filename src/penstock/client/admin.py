@@ -139,7 +139,8 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
         """Stop starting jobs once ``amount`` of ``name`` is used.
 
         They start again when the budget is raised or, with ``per``, in the next period. Active jobs go on, so
-        the budget may be exceeded by what they use.
+        the budget may be exceeded by what they use. A budget that is set again with the same ``per`` keeps its
+        period and what was spent in it; another ``per`` begins now, at zero.
         """
         await (await self._storage()).set_budget(self.name, budget_of(name, amount, per=per, flow=flow))
 

@@ -350,7 +350,7 @@ class Storage(VerbsOnIds, Protocol):
         """Set all sums, and the amounts spent of budgets, to zero. Jobs keep their own usage."""
 
     async def set_budget(self, queue: str, budget: Budget) -> None:
-        """Set a budget. Earlier usage counts against it, unless it has a period: that begins now."""
+        """Set a budget. Earlier usage counts, unless it has a new period: that begins now. The same one goes on."""
 
     async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
         """Remove a budget. Return whether it existed."""

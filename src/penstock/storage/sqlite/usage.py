@@ -51,11 +51,16 @@ def renew_budgets(unit: Unit) -> None:
 
 
 def set_budget(unit: Unit, budget: Budget) -> None:
-    """Set or replace a budget."""
+    """Set or replace a budget. One with the same period goes on with it."""
+    renew_budgets(unit)
     scope = flow_scope(budget.flow)
-    total = unit.sql.execute(_sql["sum"], (unit.queue.key, scope, budget.name)).fetchone()
-    base = total[0] if total and budget.per_ms else 0
-    row = (unit.queue.key, scope, budget.name, budget.micros, budget.per_ms, base, unit.now_ms)
+    known = [row for row in _rows(unit) if (row.scope, row.name) == (scope, budget.name)]
+    if budget.per_ms and known and known[0].per_ms == budget.per_ms:
+        base, since = known[0].base, known[0].since
+    else:
+        total = unit.sql.execute(_sql["sum"], (unit.queue.key, scope, budget.name)).fetchone()
+        base, since = total[0] if total and budget.per_ms else 0, unit.now_ms
+    row = (unit.queue.key, scope, budget.name, budget.micros, budget.per_ms, base, since)
     unit.sql.execute(_sql["set_budget"], row)
     unit.queue.has_budgets = 1
     unit.wakes.add("w")

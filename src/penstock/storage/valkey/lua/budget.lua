@@ -2,7 +2,7 @@
 -- arguments:  none
 -- returns:    {scope, name, millionths, ...}
 -- reset_usage: sets all sums to zero, and what counts against budgets.
--- set_budget: sets or replaces a budget; wakes.
+-- set_budget: sets or replaces a budget; wakes. One with the same period goes on with it.
 -- arguments:  scope, name, micros, per_ms
 -- remove_budget: removes a budget; wakes. Returns 1 if it existed.
 -- arguments:  scope, name
@@ -34,9 +34,14 @@ end)
 
 register('set_budget', function(keys, args)
   open(keys)
-  local per_ms = tonumber(args[4])
+  local field, per_ms = args[1] .. '\0' .. args[2], tonumber(args[4])
   local base = per_ms > 0 and tonumber(call('HGET', Usage.key(args[1]), args[2]) or 0) or 0
-  Usage.keep(args[1] .. '\0' .. args[2], tonumber(args[3]), per_ms, base, Q.now)
+  local since = Q.now
+  Usage.renew()
+  local stored = call('HGET', K.budgets, field)
+  local known = stored and decode(stored)
+  if known and per_ms > 0 and known[2] == per_ms then base, since = known[3], known[4] end
+  Usage.keep(field, tonumber(args[3]), per_ms, base, since)
   if not bit_of(Q.uses, Usage.BIT) then Q.uses = Q.uses + Usage.BIT end
   Q.wake = true
   close()
