@@ -472,7 +472,7 @@ def test_a_folder_with_a_nul_character_is_refused(penstock: Shell) -> None:
 
 def test_several_quoted_commands_are_not_one(penstock: Shell) -> None:
     said = penstock.refused("enqueue", "echo 1", "echo 2", code=2)
-    assert "there is no program 'echo 1': several words are one command" in said
+    assert "the program 'echo 1' does not exist: several words are one command" in said
     assert "`printf '%s\\n' 'echo 1' 'echo 2' | penstock enqueue -`" in said
     assert not (penstock.folder / "penstock.db").exists()
     program = penstock.folder / "my program"

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class JobVerb(NamedTuple):
-    """What is special about a command that applies the verb of its name to jobs by their ids.
+    """The particulars of a command that applies the verb of its name to jobs by their ids.
 
     ``states`` are those of the ids that shells complete. ``done`` and ``refused`` are the answers of the verb, in words
     that follow the id of a job.

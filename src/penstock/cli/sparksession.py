@@ -70,7 +70,7 @@ _PERSISTENT_CATALOG: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """Which Spark to use: a local one, unless ``--remote`` or ``--conf spark.master=...`` is given."""
+    """The Spark to use: a local one, unless ``--remote`` or ``--conf spark.master=...`` is given."""
 
     remote: str | None
     cores: int | None

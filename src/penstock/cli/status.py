@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.storage.contract import Storage
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
-# What a narrow terminal drops: empty columns first, then rates. It never drops a state that has jobs.
+# A narrow terminal drops empty columns first, then rates. It never drops a state that has jobs.
 _RATES: Final = ("failed/min", "done/min", "oldest")
 _EMPTY_FIRST: Final = ("cancelled", "completed", "scheduled", "blocked")
 _RATE_MINUTES: Final = 5

@@ -1,4 +1,4 @@
-"""Which live workers know a task: notes about a job that no worker would run, from the records of the workers."""
+"""Notes about a job that no live worker would run, from the records of the workers."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ _WHY: Final = {"stuck": "it does not stop; its slot is busy until it ends"}
 # After these events, no process has the job.
 _GONE: Final = frozenset({*_COUNTED, "snoozed", "suspended", "limited", "expired", "removed"})
 _KEYS: Final = {"stopping": "Ctrl-C hands the running jobs back.", "stopped": ""}
-"""What Ctrl-C does in these states of a worker."""
+"""The effect of Ctrl-C in these states of a worker."""
 _STOPS: Final = "Ctrl-C stops it: running jobs finish first; twice hands them back."
 _MOST_RUNNING: Final = 12
 _MOST_RECENT: Final = 8

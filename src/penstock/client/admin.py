@@ -253,7 +253,7 @@ class QueueAdmin(QueueJobVerbs, Searching, QueueLimits):
 
 
 async def _jobs(read: Callable[[str, int], Awaitable[JobPage]], limit: int) -> AsyncGenerator[Job, None]:
-    """Yield up to ``limit`` jobs. ``read`` returns the page at a cursor, with at most so many jobs."""
+    """Yield up to ``limit`` jobs. ``read`` returns the page at a cursor, with at most that many jobs."""
     cursor = ""
     while limit > 0:
         page = await read(cursor, limit)

@@ -132,7 +132,7 @@ class Dispatch(Hinting, Generic[P, R]):
     ) -> None:
         self.task = task
         self.given = given
-        """What ``options(...)`` set."""
+        """The options that ``options(...)`` has set."""
         self.rules = rules if rules is not None and rules.computed else None
         """The rules of the task that apply beside these options, and depend on arguments."""
         self._source = source

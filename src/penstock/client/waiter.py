@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 _LISTEN_MS: Final = 10_000
-# How often the listener asks for all jobs again: half the time for which the store keeps messages.
+# The interval at which the listener asks for all jobs again: half the time for which the store keeps messages.
 _REWATCH_S: Final = 30.0
 _LONGEST_DELAY_S: Final = 5.0
 _MOST_WATCHED: Final = 500

@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 BlockedBy = Literal["group", "children", "signal"]
-"""What a blocked job waits for: room in its group, its dependencies, or a signal."""
+"""The thing that a blocked job waits for: room in its group, its dependencies, or a signal."""
 
 OPEN = frozenset({State.SCHEDULED, State.WAITING, State.BLOCKED, State.ACTIVE})
 TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})

@@ -1,4 +1,4 @@
-"""What a framework needs around the runs of an app's handlers, wherever they run."""
+"""Run the handlers of an app in the surroundings that a framework needs."""
 
 from __future__ import annotations
 

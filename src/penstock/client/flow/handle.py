@@ -43,7 +43,7 @@ class FlowNode:
 
     ``info`` is ``None`` if the job is unknown: not delivered yet, or removed. ``policy`` is the effect of its failure
     on the job above it. A job that several others wait for is the same node under each. The top of a flow with several
-    ends, such as a group, is no job: its ``id`` is empty, and its ``children`` are the ends.
+    ends, such as a group, has no job: its ``id`` is empty, and its ``children`` are the ends.
     """
 
     __slots__ = ("children", "id", "info", "policy", "queue")

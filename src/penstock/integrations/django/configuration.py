@@ -33,7 +33,7 @@ PROJECT: Final = "penstock.integrations.django.project"
 
 
 class Problem(NamedTuple):
-    """What is wrong with the settings, and what to do."""
+    """An error in the settings, with its remedy."""
 
     id: str
     message: str

@@ -56,7 +56,7 @@ class Penstock(App):
         for name in ("url", "namespace"):
             if name in options:
                 raise InvalidOption(
-                    f"{name}={shown(options[name])} belongs into the configuration of Flask: "
+                    f"{name}={shown(options[name])} belongs in the configuration of Flask: "
                     f'app.config["PENSTOCK_{name.upper()}"].'
                 )
         super().__init__(include=include, **options)

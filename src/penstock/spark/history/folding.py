@@ -33,7 +33,7 @@ from penstock.spark.history.tables import (
 )
 from penstock.spark.tasks import Batches, collected, each, numbered
 
-# So many events are folded at a time, because the driver holds some of their columns.
+# The most events of a fold, because the driver holds some of their columns.
 _PER_SLICE: Final = 1_000_000
 
 

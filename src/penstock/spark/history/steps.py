@@ -70,7 +70,7 @@ def rows_of(events: pa.Table) -> pa.Table:
         "result_size": events["size"],
         "unused": unused,
     }
-    # Whether a step was used says nothing about its last record.
+    # The event about an unused step carries no record.
     for name in ("status", "attempt", "recorded_at", "last_run_ms", "result_size", "run", "worker"):
         column = pa.chunked_array([columns[name]]) if isinstance(columns[name], list) else columns[name]
         columns[name] = pc.if_else(unused, pa.scalar(None, column.type), column)
