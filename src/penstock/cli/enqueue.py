@@ -204,7 +204,7 @@ def _refuse_several_commands(job: tuple[str, ...]) -> None:
     """Refuse ``'echo 1' 'echo 2'``: several words are one command, whose program is the first word."""
     if len(job) > 1 and len(job[0].split()) > 1 and shutil.which(job[0]) is None:
         raise InvalidUsage(
-            f"the program {job[0]!r} does not exist: several words are one command. To enqueue each as a job, run "
+            f"the program {job[0]!r} does not exist: several words are one command. To enqueue one job for each, run "
             f"`printf '%s\\n' {shlex.join(job)} | penstock enqueue -`. For one job, quote the whole command."
         )
 

@@ -87,7 +87,7 @@ EVERY_GROUP: Final = "*"
 """Stands for all groups without a limit of their own."""
 
 Obstacle: TypeAlias = Literal["", "paused", "asked", "concurrency", "rate", "bucket"]
-"""The condition that keeps the first blocked member out of its group. ``asked``: paused for a time, as by ``RateLimited``."""
+"""The condition that keeps a group's first blocked member out. ``asked``: paused for a time, as by ``RateLimited``."""
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
