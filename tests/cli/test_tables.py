@@ -78,6 +78,25 @@ def test_what_looks_refuses_a_store_and_a_history_that_are_not_there(penstock: S
     assert "--task" in penstock.refused("spark", "process", "a.csv", "b", "--key", "n", code=2)
 
 
+def test_an_archive_of_an_unknown_queue_is_refused(on_both: Shell) -> None:
+    on_both.ok("enqueue", "-q", "paid", "true")
+
+    said = on_both.refused("archive", "paidd", "old", code=3)
+
+    assert "the queue 'paidd' does not exist. Did you mean 'paid'?" in said
+    assert not (on_both.folder / "old").exists()
+
+
+def test_the_queues_that_guard_outputs_are_not_proposed(on_both: Shell) -> None:
+    on_both.ok("enqueue", "-q", "penstock.output.0a1b", "true")
+    assert "The store has no queues yet." in on_both.refused("status", "zz", code=3)
+    on_both.ok("enqueue", "-q", "paid", "true")
+
+    for name in ("zz", "penstock.output.0a1"):
+        assert "There is: paid." in on_both.refused("status", name, code=3)
+        assert "There is: paid." in on_both.refused("show", f"{name}/x", code=3)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_ends_a_run_with_its_results_kept_and_no_process_left(penstock: Shell) -> None:
     (penstock.folder / "slowly.py").write_text(TASKS)

@@ -325,13 +325,20 @@ def refuse_missing_file(url: str) -> None:
         )
 
 
-def shared_store(settings: Settings) -> str:
-    """Return the URL of the configured store for other processes. Raise an error if the store does not answer."""
+def shared_store(settings: Settings, *queues: str) -> str:
+    """Return the URL of the configured store for other processes.
+
+    Raise an error if the store does not answer, and ``NotFound`` if one of ``queues`` does not exist.
+    """
     from penstock.spark.store import shared_url
 
     app = open_app(settings)
-    run_with_app(settings, lambda connected: connected.queues())
+    run_with_app(settings, lambda connected: queues_of(connected, *queues))
     return shared_url(app)
+
+
+_INTERNAL: Final = "penstock.output."
+"""The queues that guard the outputs of Spark begin with this."""
 
 
 async def queues_of(app: App, *named: str | None) -> list[str]:
@@ -340,10 +347,14 @@ async def queues_of(app: App, *named: str | None) -> list[str]:
     names = list(dict.fromkeys(check_queue(name) for name in named if name is not None))
     for name in names:
         if name not in known and not await _is_set_up(app, app.queue(name)):
-            otherwise = "" if known else "The store has no queues yet."
-            meant = did_you_mean(name, known, otherwise=otherwise)
-            raise NotFound(f"the queue {name!r} does not exist. {meant}")
+            raise NotFound(f"the queue {name!r} does not exist. {meant_queue(name, known)}")
     return names or known
+
+
+def meant_queue(name: str, known: Sequence[str]) -> str:
+    """Return a sentence with the queues that an unknown name may mean, without internal ones."""
+    visible = [each for each in known if not each.startswith(_INTERNAL)]
+    return did_you_mean(name, visible, otherwise="" if visible else "The store has no queues yet.")
 
 
 async def queues_with_rules(app: App, queue: str | None, settings: Settings) -> list[str]:

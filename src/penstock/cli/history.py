@@ -62,7 +62,7 @@ def archive(
 
     A job is in the store or in the table, never in both. You can kill the command at any time and run it again.
     """
-    url = shared_store(settings)
+    url = shared_store(settings, *queues)
     format = out_format or ("parquet" if is_table(output) else format_of(output, None))
     filters = {"states": states} if states else {}
     with open_session(choice, catalog=is_table(output)) as session:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli.connect import queues_of
+from penstock.cli.connect import meant_queue, queues_of
 from penstock.cli.errors import InvalidUsage, NotFound
 from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
-from penstock.cli.synonyms import did_you_mean
 from penstock.client.situation import counted, listed
 from penstock.core.command import COMMAND_TASK
 from penstock.core.job import EMPTY_EXTRAS
@@ -146,7 +145,7 @@ async def _scan(storage: Storage, queue: str) -> AsyncIterator[Job]:
 async def _not_found(app: App, text: str, queue: str | None, names: Sequence[str]) -> str:
     place = _place(text) if queue is None else None
     if place is not None and place[0] not in names:
-        return f"the queue {place[0]!r} does not exist. {did_you_mean(place[0], names)}".rstrip()
+        return f"the queue {place[0]!r} does not exist. {meant_queue(place[0], names)}"
     where = "any queue" if queue is None else f"queue {queue!r}"
     if place is None and len(text) < SHORTEST:
         return (
