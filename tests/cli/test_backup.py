@@ -39,6 +39,7 @@ def test_a_store_with_a_worker_is_backed_up_and_not_restored(penstock: Shell, tm
         penstock.ok("backup", "jobs.backup")
         said = penstock.refused("restore", "jobs.backup", "--yes", code=5)
         assert "another process uses it" in said
+        assert "such as `penstock worker`, `penstock top`" in said
     finally:
         worker.terminate()
         worker.communicate(timeout=60)

@@ -192,7 +192,7 @@ def _end_log(path: str) -> int:
     except sqlite3.DatabaseError as error:
         if is_busy(error):
             raise StorageUnavailable(
-                f"{path}: another process uses it ({error}). Stop all workers and programs that have it open."
+                f"{path}: another process uses it ({error}). {files.STOP_OTHERS}"
             ) from error
         known = translate(error, path)
         if isinstance(known, StorageDamaged) or type(known) is StorageError:

@@ -60,6 +60,12 @@ def side_files(path: str) -> tuple[str, str]:
     return f"{path}-wal", f"{path}-shm"
 
 
+STOP_OTHERS: Final = (
+    "Stop all programs that have it open, such as `penstock worker`, `penstock top`, or your own."
+)
+"""What to do if a call needs the file for itself."""
+
+
 @contextmanager
 def exclusive(path: str) -> Iterator[None]:
     """Keep every other process from using the file. Raise ``StorageUnavailable`` if one has it open.
@@ -73,7 +79,7 @@ def exclusive(path: str) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, _SHARED_BYTES, _FIRST_SHARED_BYTE)
         except OSError as error:
             raise StorageUnavailable(
-                f"{path}: another process uses it ({error.strerror}). Stop all workers and programs that have it open."
+                f"{path}: another process uses it ({error.strerror}). {STOP_OTHERS}"
             ) from error
         yield
 
