@@ -125,6 +125,32 @@ def test_doctor_warns_about_queues_without_a_worker_and_unknown_tasks(planted: S
     assert "The worker that took it last does not know" in found["task new.task", "problem"]["found"]
 
 
+@pytest.mark.parametrize("task", ["send", "unheard"])
+def test_an_app_is_proposed_only_for_the_tasks_that_it_defines(tmp_path: Path, task: str) -> None:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    (tmp_path / "jobs.py").write_text("from penstock import App\n\napp = App(include=['more'])\n")
+    (tmp_path / "more.py").write_text("from jobs import app\n\n@app.task\ndef send() -> None: ...\n")
+    asyncio.run(hand_back(url, task))
+    shell = Shell(tmp_path, url)
+    shell.environment["PENSTOCK_APP"] = "jobs:app"
+    start = ", with `penstock worker jobs:app -q unk`" if task == "send" else ""
+    remedy = f"Start a worker whose app defines the task{start}."
+
+    assert shell.json("why", "unk/back")["remedy"] == remedy
+    assert remedy in " ".join(shell.ok("status").split())
+    [found] = [one for one in planted_doctor(shell) if one["what"] == f"task {task}"]
+    assert found["advice"] == remedy
+
+
+async def hand_back(url: str, task: str) -> None:
+    """Put in a job that a worker handed back because it does not know the task."""
+    async with App(url) as app:
+        storage = await app.connect()
+        await app.queue("unk").enqueue({}, id="back", task=task)
+        [lease] = (await storage.claim("unk", Take("w-old", 1, 60_000))).leases
+        await storage.settle("unk", [Settlement(lease.id, lease.token, Snooze(3_600_000, unknown=True))])
+
+
 def planted_doctor(shell: Shell) -> list[dict[str, str]]:
     return list(json.loads(shell("doctor", "--json").stdout))
 

@@ -126,7 +126,23 @@ def _command_context(settings: Settings) -> CommandContext:
     )
     words = [(f"--{name}", given[name]) for name in ("url", "namespace") if name in given and not by_itself]
     options = tuple(word for pair in words for word in pair)
-    return CommandContext(options, settings["app"] or "", names_app="app" in given)
+    return CommandContext(
+        options,
+        settings["app"] or "",
+        names_app="app" in given,
+        defines=lambda task: settings["app"] is None or _defines(settings, task),
+    )
+
+
+def _defines(settings: Settings, task: str) -> bool:
+    """Return whether the configured app defines a task; false if it cannot be imported."""
+    try:
+        with redirect_stdout(sys.stderr), _import_errors():
+            app = _imported_app(settings, settings["app"])
+            app.load()
+    except (CommandLineError, InvalidOption):
+        return False
+    return task in app.tasks
 
 
 def code_names(settings: Settings) -> StoreName:

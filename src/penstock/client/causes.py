@@ -18,6 +18,7 @@ from penstock.client.situation import (
     SEEN_LATELY_MS,
     Situation,
     at_second,
+    command_context,
     command_line,
     counted,
     group_of,
@@ -325,7 +326,8 @@ def _unknown_remedy(job: Job, *, is_live: bool) -> str:
     if not job.options.task:
         return f"Start a worker with {start_command(job)}."
     if not is_live:
-        return f"Start a worker whose app defines the task, with {start_command(job)}."
+        defines = command_context.get().defines(job.options.task)
+        return f"Start a worker whose app defines the task{f', with {start_command(job)}' * defines}."
     return "Import the module that defines the task in the worker's app, then restart the worker."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -247,12 +247,14 @@ class CommandContext(NamedTuple):
     """Options that a printed command repeats to reach the same store, and the app if it is known.
 
     ``names_app``: the app was given as an option. ``code_names_store``: the code of the app names the same store.
+    ``defines``: return whether the app defines the task of this name.
     """
 
     options: tuple[str, ...] = ()
     app: str = ""
     names_app: bool = False
     code_names_store: bool = False
+    defines: Callable[[str], bool] = lambda _: True
 
     @property
     def all_options(self) -> tuple[str, ...]:
