@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -441,3 +442,14 @@ def test_budgets_are_set_raised_shown_and_removed(on_both: Shell) -> None:
     assert on_both.json("budget", "show") == []
     assert "queue default has no budget 'usd'" in on_both.refused("budget", "remove", "usd", code=3)
     assert "not a valid float" in on_both.refused("budget", "set", "usd", "much", code=2)
+
+
+def test_top_names_no_command_for_a_worker_whose_jobs_it_has_not_read() -> None:
+    row = {"queue": "other"}
+    status: dict[str, Any] = {
+        "queue": None, "queues": [row], "workers": [], "running": 0, "slots": 0, "silent": [], "dead": [],
+        "unattended": ["other"],
+    }  # fmt: skip
+    assert workers_line(status) == "no worker runs"
+    row_with_causes: dict[str, Any] = {**row, "causes": []}
+    assert "penstock worker MODULE:APP -q other" in workers_line({**status, "queues": [row_with_causes]})

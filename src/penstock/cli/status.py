@@ -331,7 +331,12 @@ def workers_line(status: dict[str, Any]) -> str:
 
 
 def _target(status: dict[str, Any]) -> str:
-    """Return the argument of a worker for all jobs without one; empty if they need different workers."""
+    """Return the argument of a worker for all jobs without one.
+
+    Empty if they need different workers, or if their causes were not read, as in ``top``.
+    """
+    if any("causes" not in row for row in status["queues"]):
+        return ""
     causes = [cause for row in status["queues"] for cause in row.get("causes", ())]
     unattended = [cause for cause in causes if cause["kind"] == "no worker"]
     targets = {_target_of(cause["task"]) for cause in unattended or causes}
