@@ -48,7 +48,7 @@ class ProbeAddress(NamedTuple):
         return f"ProbeAddress({shown(self.host)}, {self.port})"
 
     def moved(self, by: int) -> ProbeAddress:
-        """Return the address of the worker process with that number, on consecutive ports."""
+        """Return the address of worker process number ``by``. The processes have consecutive ports."""
         return self._replace(port=self.port + by if self.port else 0)
 
 

@@ -79,7 +79,7 @@ class _Instruments:
         )
 
     async def trace_enqueue(self, call: EnqueueCall, call_next: EnqueueNext) -> Answers:
-        """Send the context of a span with the jobs, in their headers."""
+        """Enqueue the jobs in a span, and send its context in their headers."""
         with self._tracer.start_as_current_span(
             f"enqueue {call.queue}", kind=SpanKind.PRODUCER, attributes=_enqueue_attributes(call)
         ):

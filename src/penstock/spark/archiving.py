@@ -53,11 +53,11 @@ _FINISHED: Final = ("completed", "failed", "cancelled")
 
 
 class Journal:
-    """The copies of one call, in a separate folder at ``path``, so that a call that lost its lease cannot overwrite
-    those of another. Create it only while the output is held: the folders that exist then are left over from earlier
-    calls.
+    """The copies of one call, in a folder of their own below ``path``. So a call that has lost its lease cannot
+    overwrite the copies of another call.
 
-    With Spark Connect, which cannot list folders, all calls share one.
+    Create a journal only while you hold the output: folders that exist at that time are left over from earlier calls.
+    With Spark Connect, which cannot list folders, all calls share one folder.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
@@ -93,7 +93,7 @@ class Journal:
 
 
 def journal_path(table: ArchiveTable, url: str, queue: str, scratch: str | None) -> str:
-    """Return the folder for the journals of a queue. It is the same at every call, and does not depend on the password
+    """Return the folder for the journals of a queue. It is the same for every call, and does not depend on the password
     in the URL.
 
     Raises:
@@ -130,7 +130,7 @@ class ArchiveTable:
 
     @property
     def is_beyond_spark(self) -> bool:
-        """Return whether the table is in an object store for which Spark may lack a jar."""
+        """Return whether the table is in an object store that Spark may need a jar for."""
         return self._delta is not None and not self._delta.is_local
 
     def read(self) -> DataFrame | None:
@@ -187,9 +187,9 @@ class ArchiveTable:
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a call. ``archived`` jobs moved from the store to the table; ``recovered`` of them came from
-    killed calls. ``kept`` jobs stay in the store, because they were retried meanwhile or another consumer holds
-    them."""
+    """The outcome of a call. ``archived`` jobs moved from the store to the table, among them ``recovered`` jobs that
+    killed calls had copied. ``kept`` jobs stay in the store, because they were retried meanwhile or another consumer
+    holds them."""
 
     queue: str
     output: str
@@ -215,11 +215,11 @@ def archive(
     (``table:db.archive``). The rows have all columns of ``kind=jobs``, with payload and result.
 
     Jobs that only ``consumer`` holds are released; jobs that another consumer holds stay. ``scratch`` is the folder for
-    the journal if the output is a table; it must be the same at the next call. The call can be repeated.
+    the journal if the output is a table; pass the same one to every call. You can repeat the call.
 
     Raises:
-        InvalidOption, InvalidInput: states are not finished ones, a table has no ``scratch``, or the output holds
-            something else.
+        InvalidOption, InvalidInput: ``states`` has one that is not finished, the output needs ``scratch``, or it
+            holds something else.
         OutputBusy: another call is writing to the output.
         OutputLost: this call was away for so long that another one took over.
         ArchiveTorn: the copies differ from the store. Nothing was removed.

@@ -38,7 +38,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class Builder:
-    """Builds batches of one schema. ``known`` has the available columns, and how to build each.
+    """Builds batches of one schema. ``known`` maps each available column to the function that builds it.
 
     Raises:
         InvalidOption: the schema has an unknown column.
@@ -134,7 +134,7 @@ _FAILURES: Final = (ValueError, ArithmeticError, TypeError, pa.ArrowException)
 _ROUNDING: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 
 _Convert: TypeAlias = Callable[[Any], Any]
-# A dynamic call, which type checkers reject.
+# ``Any`` permits a dynamic call, which type checkers would reject.
 _typed_dict: Final[Any] = TypedDict
 
 
@@ -157,7 +157,7 @@ def column_values(column: pa.Array) -> list[Any]:
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     try:
-        # Several times faster than to_pylist for the most common types.
+        # For the most common types, this is several times faster than to_pylist.
         if pa.types.is_string(kind) or (is_number and column.null_count == 0):
             return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
         return _converted(column)
@@ -169,7 +169,7 @@ def _converted(column: pa.Array) -> list[Any]:
     kind = _in_utc(column.type)
     if kind != column.type:
         column = column.cast(kind)
-    # The option slows down every nested value.
+    # Set the option only for maps, because it slows down every nested value.
     how = {"maps_as_pydicts": "strict"} if _has_map(kind) else {}
     values = cast("list[Any]", column.to_pylist(**how))
     convert = _variant_converter(kind)
@@ -209,7 +209,7 @@ def _field_in_utc(field: pa.Field) -> pa.Field:
 
 
 def _is_variant(kind: pa.DataType) -> bool:
-    """Return whether Spark has marked the type as a variant, on one of its two members."""
+    """Return whether the type is a variant, which Spark marks on one of its two members."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     return any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
@@ -261,8 +261,8 @@ def _apply(convert: _Convert | None, value: Any) -> Any:
 
 
 def not_finite(name: str, column: pa.Array, values: Sequence[Any]) -> dict[int, str]:
-    """Return an error message by row for values with NaN or infinity at any depth, which msgspec would write as null.
-    ``values`` are those of the column."""
+    """Return an error message for each row that has NaN or infinity at any depth, by row number. msgspec would write
+    these as null. ``values`` are the Python values of the column."""
     if not _may_hold_nan(column):
         return {}
     errors: dict[int, str] = {}
@@ -276,8 +276,8 @@ def not_finite(name: str, column: pa.Array, values: Sequence[Any]) -> dict[int, 
 
 
 def _may_hold_nan(column: pa.Array) -> bool:
-    """Return whether the column may hold NaN or infinity. Check whole columns, including members of null values, so
-    the answer may be a false positive."""
+    """Return whether the column may hold NaN or infinity. The check includes the members of null values, so true may
+    be a false alarm."""
     kind = column.type
     if pa.types.is_floating(kind):
         return pc.all(pc.is_finite(column)).as_py() is False
@@ -311,9 +311,10 @@ def _bad_numbers(value: Any) -> Iterator[tuple[str, float]]:
 
 def canonical_maker(names: Sequence[str], types: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], bytes]:
     """Return a function from the values of a row to its canonical form: a JSON object as the task receives it, sorted
-    by name at every level, without the columns and members of structs that are null, decimals without trailing zeros.
+    by name at every level. It omits null columns, null members of structs, and trailing zeros of decimals.
 
-    So neither the order of columns nor the width of a number nor a new column that is null changes a row.
+    So the canonical form does not change with the order of columns, the width of a number, or a new column that is
+    null.
     """
     columns = [(name, _canonical_converter(kind)) for name, kind in zip(names, types, strict=True)]
     encode = msgspec.json.Encoder(order="sorted").encode
@@ -374,7 +375,7 @@ def result_array(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
 
 
 def is_too_large(text: str, kind: pa.DataType) -> bool:
-    """Return whether a result is of the type, but has a value that a column of the type cannot hold."""
+    """Return whether a result has the right type, but a value that a column of that type cannot hold."""
     value = _decoded(text, kind)
     return value is not None and _fitting(value, kind).null_count > 0
 
@@ -392,7 +393,7 @@ def _decoder(kind: pa.DataType) -> Callable[[str], Any]:
 
 
 def _fitting(value: Any, kind: pa.DataType) -> pa.Array:
-    """Return an array of the value, or of null if it does not fit."""
+    """Return an array with the value, or with null if the value does not fit."""
     try:
         return pa.array([value], type=kind)
     except _FAILURES:

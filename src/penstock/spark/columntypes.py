@@ -1,7 +1,7 @@
 """Column types: which of them a job can hold, which task parameters accept them, and the types of result columns.
 
-``KINDS`` is the only list. The checks of tables and of task hints, and the types of result columns derive from it;
-``cells`` converts the values. docs/spark.md shows the list to users.
+``KINDS`` is the only list. The checks of tables, the checks of task hints and the types of result columns derive from
+it. ``cells`` converts the values. docs/spark.md shows the list to users.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _TIMES: Final = (T.TimeType,) if hasattr(T, "TimeType") else ()
 def _scalar(
     name: str, types: tuple[type[T.DataType], ...], hints: _Hints, result: T.DataType, results: _Hints = ()
 ) -> ColumnKind:
-    """Return a kind whose values identify rows and entries of maps. By default, the first hint is that of results."""
+    """Return a kind whose values can be keys of rows and of maps. ``results`` defaults to the first hint."""
     return ColumnKind(name, types, hints, result, results or hints[:1], is_key=True, is_map_key=True)
 
 

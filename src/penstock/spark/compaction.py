@@ -6,7 +6,7 @@ every affected file becomes a link: ``output/NAME`` points to ``FOLD/now/NAME``,
 it is the other way round. Readers see the same rows at each step, and switching ``now`` changes all files together.
 Then the links become files again, and the empty files are removed.
 
-Every step moves a file out of ``FOLD/links``. Removing that folder stops any other run that is still working on it.
+Every step moves a file out of ``FOLD/links``. Removing that folder stops any other run that still works on the fold.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def piles(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Return groups of files to merge: none, unless many are small. ``sizes`` are in bytes."""
+    """Return groups of small files to merge; none if there are few small files. ``sizes`` are in bytes."""
     small = sorted(name for name, size in sizes.items() if size < _SMALL)
     groups: list[list[str]] = []
     filled = _FULL
@@ -103,7 +103,7 @@ def _prepare(output: Path, own: Path, names: Sequence[str], *, made: Path, name:
 
 
 def _finish(output: Path, own: Path) -> None:
-    """Turn links into a fold back into files, and remove the fold. Another run may be doing the same."""
+    """Replace the links to a fold with files, and remove the fold. Another run may be doing the same."""
     _remove(own / "links")
     if (own / "now").is_symlink():
         try:

@@ -39,12 +39,12 @@ def make_durable(path: Path) -> None:
 
 _APP: Final = "penstock"
 _STATE: Final = "penstock"
-# Columns that select the files with certain events.
+# Columns whose bounds select the files that may hold certain events.
 _BOUNDED: Final = ("queue", "epoch", "seq")
 _UNSAFE: Final = "allow_unsafe_rename"
 # The type of timestamps without a zone.
 _LOCAL: Final = '"timestamp_ntz"'
-# Delta's default. Readers of former versions rely on it.
+# Delta's default. Readers of earlier versions of a table rely on it.
 _KEPT_HOURS: Final = 7 * 24
 _CLOUDS: Final = ("aws", "azure", "google")
 _CLIENT_OPTIONS: Final = (
@@ -63,7 +63,7 @@ class Conflict(Exception):
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a table. ``low`` and ``high`` bound the table's time column, in epoch milliseconds. ``bounds`` has the
-    least and the greatest value of further columns, if the file comes from the log.
+    minimum and maximum of further columns, but only for a file that was read from the log.
 
     ``number`` is the commit that wrote the rows; for merged files, the last one.
     """
@@ -121,14 +121,14 @@ class Folder(msgspec.Struct, frozen=True):
         """Read a file, or some of its columns and rows."""
         where = f"{self.root}/{path}" if self.is_local else path
         filesystem = LocalFileSystem() if self.is_local else self._remote
-        # Not through a dataset, which would treat parts of the path as columns.
+        # Open the file here, because a dataset would treat parts of the path as columns.
         with filesystem.open_input_file(where) as file:
             names = None if columns is None else list(columns)
             return pq.read_table(file, columns=names, filters=filters, partitioning=None)
 
     def write_text(self, text: str, path: str) -> None:
-        """Write a text into an object store, in place of a former one."""
-        # The streams of delta-rs take bytes only, which a buffered stream gives them.
+        """Write a text to an object store, and replace an existing one."""
+        # The streams of delta-rs accept only ``bytes``, so a buffered stream converts the data.
         with pa.BufferedOutputStream(self._remote.open_output_stream(path), 65536) as stream:
             stream.write(text.encode())
 
@@ -201,7 +201,7 @@ class Snapshot:
 
     @cached_property
     def state(self) -> str | None:
-        """The state of our last commit; None for a new table, or if the log no longer contains it."""
+        """Return the state of our last commit; ``None`` for a new table, or if the log no longer contains it."""
         if self.table is None or not self.number:
             return None
         for limit in (1, 20, None):
@@ -243,7 +243,7 @@ class Table:
         self._make_durable()
 
     def allow_columns(self, base: Snapshot) -> Snapshot:
-        """Return the table with the features that our columns need. Its own columns stay as they are."""
+        """Add the table features that our columns need, and return the table. Its own columns stay as they are."""
         assert base.table is not None
         needs_local = _LOCAL in Schema.from_arrow(self.schema).to_json()
         if not needs_local or "timestampNtz" in (base.table.protocol().reader_features or ()):
@@ -260,7 +260,7 @@ class Table:
         return Snapshot(table, self._ranged)
 
     def write(self, rows: pa.Table, number: int) -> DataFile:
-        """Write a file for the commit with that number. It counts once it is committed."""
+        """Write a file for the commit with that number. The file counts only once it is committed."""
         path = f"{number:010}-{uuid4().hex}.parquet"
         size = self.folder.write(rows.cast(self.schema), path)
         low, high = _bounds(rows[self._ranged])
@@ -286,7 +286,7 @@ class Table:
         is_new: bool = True,
         is_overwrite: bool = False,
     ) -> None:
-        """Commit the step after ``base``. ``is_new=False``: the rows stay the same, only the files differ.
+        """Commit the step after ``base``. With ``is_new=False``, only the files change, and the rows stay the same.
         ``is_overwrite`` removes all other files, and replaces the columns of the table.
 
         Raises:
@@ -327,12 +327,12 @@ class Table:
 
 
 def vacuum(table: DeltaTable, *, full: bool) -> None:
-    """Remove files that no version of the last week needs, or of a longer time that the table asks for. With ``full``,
-    also remove files that are not in the log."""
+    """Remove files that no version of the last week needs. If the table asks for a longer retention, respect it. With
+    ``full``, also remove files that are not in the log."""
     try:
         table.vacuum(_KEPT_HOURS, dry_run=False, full=full)
     except DeltaError:
-        # The table asks for a longer time.
+        # The table asks for a longer retention.
         table.vacuum(dry_run=False, full=full)
 
 

@@ -27,7 +27,7 @@ from penstock.spark.publishing import NameTaken
 from penstock.spark.schemas import quoted
 
 _LOG: Final = "_delta_log"
-# Environment variables with the address and credentials of an object store. Local executors need them as well.
+# Environment variables with the address and credentials of an object store. Local executors need them, too.
 _SETTINGS: Final = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -45,7 +45,7 @@ _SETTINGS: Final = (
 _ODD: Final = frozenset(" ,;{}()\n\t=")
 
 
-# Table features with which the files do not hold the rows directly.
+# Table features for which a reader needs more than the data files.
 _REWRITTEN: Final = frozenset({"deletionVectors", "columnMapping"})
 
 
@@ -85,7 +85,7 @@ class DeltaOutput:
         return None
 
     def read(self, schema: StructType, files: Sequence[str] | None = None) -> DataFrame:
-        """Return columns of the table. With ``files``, read only these."""
+        """Read the columns of ``schema``, from ``files`` or by default from all files of the table."""
         paths = self.files() if files is None else list(files)
         if not paths:
             return self._spark.createDataFrame([], schema)
@@ -132,7 +132,7 @@ class DeltaOutput:
         self._commit(base, self._table(_arrow_of(base)), rows)
 
     def replace(self, rows: DataFrame) -> None:
-        """Commit ``rows`` and their columns atomically in place of all others. Raise ``NameTaken`` as ``append``."""
+        """Replace all rows and columns atomically with those of ``rows``. Raise ``NameTaken`` as ``append`` does."""
         table = self._table(_nullable(rows.schema))
         table.create()
         self._commit(table.allow_columns(self.load()), table, rows, is_overwrite=True)
@@ -175,7 +175,7 @@ class DeltaOutput:
             table.commit(base, add=made, remove=gone, state=str(base.number + 1), is_new=False)
         except Conflict as error:
             raise NameTaken(str(error)) from None
-        # Remove only files in the log: the folder may have others.
+        # Remove only files that the log lists: the folder may have others.
         vacuum(base.table, full=False)
         return Moved([file.path for file in gone], [file.path for file in made])
 
@@ -184,8 +184,8 @@ class DeltaOutput:
 
 
 def _settings(spark: SparkSession) -> dict[str, str]:
-    """Return settings of this process for local executors: the environment of a running JVM may lack them. On a
-    cluster, executors have their own settings."""
+    """Return the object store settings of this process for local executors, because the environment of a running JVM
+    may lack them. On a cluster, executors have their own settings."""
     if not str(spark.conf.get("spark.master", "")).startswith("local"):
         return {}
     return {name.lower(): os.environ[name] for name in _SETTINGS if name in os.environ}

@@ -1,6 +1,6 @@
 """A job that a driver holds to show that it is alive. A heartbeat extends its lease until the driver dies.
 
-``OutputLease`` is the one of ``process``: the right to write to an output.
+``OutputLease`` is the lease that ``process`` takes: the right to write to an output.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DriverLease(ABC):
         while not self._stop.wait(_BEAT_S):
             try:
                 with Store(self._url) as store:
-                    # Without a wait: if the store was away, little of the lease is left.
+                    # Extend it at once: if the store was away, little of the lease is left.
                     store.run(self._extend(store))
                     while not self.is_lost and not self._stop.wait(_BEAT_S):
                         store.run(self._extend(store))
@@ -132,7 +132,7 @@ class DriverLease(ABC):
 
 @contextmanager
 def noted_interrupts() -> Iterator[threading.Event]:
-    """Let the first SIGINT set the event, so that work can stop cleanly, and every further one raise
+    """Yield an event that the first SIGINT sets, so that work can stop cleanly. Each further SIGINT raises
     ``KeyboardInterrupt``.
 
     Only the main thread receives signals; elsewhere the event is never set. An ignored SIGINT stays ignored.
@@ -152,7 +152,7 @@ def noted_interrupts() -> Iterator[threading.Event]:
         if not is_first:
             raise KeyboardInterrupt
         is_first = False
-        # In another thread, because the interrupted one may hold the lock of the event.
+        # Set it in another thread, because the interrupted thread may hold the lock of the event.
         threading.Thread(target=noted.set, name="penstock-interrupt", daemon=True).start()
 
     signal.signal(signal.SIGINT, note)
@@ -183,8 +183,8 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 def output_identity(output: str, *, is_path: bool) -> str:
-    """Return an identity that all spellings of an output share. It is absolute, because several folders may share a
-    store."""
+    """Return an identity that all spellings of an output share. It is absolute, because drivers in different
+    folders may share a store."""
     if not is_path:
         return f"table:{output}"
     here = local_path(output)

@@ -89,7 +89,8 @@ def instant_ms(value: str | datetime, *, what: str) -> int:
 async def resolve(
     storage: Storage, queue: str, value: str, *, what: Literal["startingOffsets", "endingOffsets"]
 ) -> Offset:
-    """Return the offset for ``earliest``, ``latest``, or this queue in the JSON (default if it is not there)."""
+    """Return the offset of the queue for ``earliest``, ``latest`` or a JSON object. A queue that the object does not
+    name starts at the earliest event, and ends at the latest one."""
     page = await storage.read_entries(queue, after=0, limit=1)
     first_kept = page.gap.last if page.gap else 0
     if value == "earliest":
@@ -117,7 +118,7 @@ def _named(value: str, what: str) -> Mapping[str, Offset | int]:
 
 
 async def position_at(storage: Storage, queue: str, at_ms: int) -> int:
-    """Return the sequence number of the last event before an instant. A binary search, because times never decrease."""
+    """Return the sequence number of the last event before an instant. Times never decrease, so use a binary search."""
     page = await storage.read_entries(queue, after=0, limit=1)
     low, high = (page.gap.last if page.gap else 0), page.last
     while low < high:
@@ -135,7 +136,7 @@ async def position_at(storage: Storage, queue: str, at_ms: int) -> int:
 
 _PER_PARTITION: Final = 250_000
 _PAGE: Final = 20_000
-# Time columns, and the fields of events that they hold.
+# Time columns, and the event fields that they show.
 _TIMES: Final = {"at": "at_ms", "enqueued_at": "enqueued_at_ms"}
 _COLUMNS: Final[Mapping[str, Column]] = {
     name: instants if name in _TIMES else plain for name in EVENTS.fieldNames()
@@ -190,7 +191,7 @@ def read_range(part: EventRange, options: ReadOptions, schema: StructType) -> It
     """Yield the events of a range in order.
 
     Raises:
-        EventsLost: some are no longer kept, or the store has gone back in time, unless ``failOnDataLoss`` is off.
+        EventsLost: events are no longer kept, or the store has gone back in time, unless ``failOnDataLoss`` is off.
     """
     builder = event_builder(schema)
     fields = [_TIMES.get(name, name) for name in builder.names if name != "epoch"]
@@ -204,8 +205,8 @@ def read_range(part: EventRange, options: ReadOptions, schema: StructType) -> It
 def event_pages(
     part: EventRange, options: ReadOptions, store: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the pages of a range: the epoch, and the columns ``names``, which include ``seq``. Raise as ``read_range``
-    does."""
+    """Yield the epoch and the columns of each page of a range. ``names`` selects the columns, and includes ``seq``.
+    Raise as ``read_range`` does."""
     after = part.after
     while after < part.until:
         limit = min(_PAGE, part.until - after)

@@ -37,7 +37,7 @@ REPORT: Final = from_arrow_schema(_ARROW)
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The input of each Spark task: the app (``module:name``), the ``modules`` with its tasks, the options of the
-    worker, and the driver's lease. The worker stops when that lease ends. The store is the driver's."""
+    worker, and the driver's lease. The worker stops when that lease ends. It uses the driver's store."""
 
     app: str
     modules: list[str]
@@ -57,8 +57,8 @@ def work(assignment: Assignment) -> Mapper:
 
 
 def _row(assignment: Assignment) -> pa.RecordBatch:
-    """Run the worker and return its report. A configuration error is part of the report and is not raised, because
-    Spark would repeat the task four times, and bury the message."""
+    """Run the worker and return its report. Report a configuration error instead of raising it, because Spark would
+    repeat the task four times and bury the message."""
     worker, stats, abandoned, error = "", WorkerStats(), False, None
     try:
         worker, stats, abandoned = _serve(assignment)
@@ -146,5 +146,5 @@ class _Watch:
                     self._worker.stop()
                     return
             except StorageError:
-                # The worker waits for the store as well.
+                # Keep watching: the worker waits for the store as well.
                 continue

@@ -78,8 +78,8 @@ class FleetWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters of workers that stopped normally. ``starts`` is how often the Spark job had to be started. The work
-    of killed executors is not included; the event log has all of it."""
+    """The counters of workers that stopped normally. ``starts`` is how often the Spark job was started. The counters
+    exclude the work of killed executors, which only the event log has."""
 
     fleet_id: str
     workers: tuple[FleetWorker, ...]
@@ -107,9 +107,9 @@ def fleet(
 ) -> Fleet:
     """Start workers on Spark's executors, and return immediately. Call ``wait()`` to wait until the fleet finishes.
 
-    They run jobs of the app's ``queues`` (default: those of all its tasks). ``size`` is the number of workers (default:
-    the number of task slots). ``app`` must be at the top level of a module that executors can import; it may be a
-    string, ``"module:name"``. Executors use the store that the app has in this process.
+    The workers run jobs of ``queues`` (default: the queues of all tasks of the app). ``size`` is the number of workers
+    (default: the number of task slots). ``app`` must be at the top level of a module that executors can import; it may
+    be a string, ``"module:name"``. Executors use the store that the app has in this process.
 
     The fleet finishes when its queues are drained (unless ``until_drained`` is false), after ``time_budget``, on
     ``stop()``, and soon after this process exits.
@@ -191,7 +191,7 @@ class Fleet:
         """Wait until the fleet finishes, and return its report.
 
         Raises:
-            FleetFailed: Spark gave up the fleet, its workers could not start, or they took its driver for dead.
+            FleetFailed: Spark gave up on the fleet, its workers could not start, or they considered its driver dead.
             TimeoutError: the fleet is still running after ``timeout``.
         """
         self._join(None if timeout is None else milliseconds(timeout, what="timeout") / 1000)
@@ -235,7 +235,7 @@ class Fleet:
             self._spark.addTag(self._tag)
 
     def _interrupt(self) -> None:
-        # Without Spark Connect, a session keeps tags by thread, and cannot interrupt by the tag of another one.
+        # Without Spark Connect, a session cannot interrupt by the tag of another thread, but its context can.
         if (context := _context(self._spark)) is not None:
             context.cancelJobsWithTag(self._tag)
         else:
@@ -260,14 +260,14 @@ class Fleet:
             self.stop()
 
     def _collect(self) -> list[Row]:
-        """Run the Spark job, again if it fails: handlers may kill executors, and Spark limits the attempts of a
-        task."""
+        """Run the Spark job. Start it again if it fails, because handlers may kill executors, and Spark limits the
+        attempts of a task."""
         while True:
             self._starts += 1
             try:
                 return self._tasks().collect()
             except (PySparkException, Py4JJavaError) as error:
-                # pyspark has no exception of its own for an aborted job.
+                # pyspark has no separate exception for an aborted job.
                 if self._stopped.is_set():
                     return []
                 if self._starts == _MAX_STARTS:
@@ -319,7 +319,7 @@ def _context(spark: SparkSession) -> SparkContext | None:
 
 
 def slots(spark: SparkSession) -> int:
-    """Return the number of task slots, as far as Spark knows yet."""
+    """Return the number of task slots that Spark knows so far."""
     # Spark splits a range into one partition per slot. Spark Connect offers no other way to ask.
     parts = spark.range(0, 10_000).select(F.spark_partition_id().alias("part")).distinct()
     return parts.count()

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 
-# Spark 4 requires it.
+# Spark 4 requires Java 17 or newer.
 _OLDEST: Final = 17
 
 # Spark's launcher asks for a module that the wheel's small runtime lacks and Spark can do without.
@@ -90,7 +90,7 @@ def _bundled() -> Path:
 
 
 def _shim(java: Path) -> Path:
-    """Return a home whose ``java`` is the wheel's. It is created once per user, atomically."""
+    """Return a ``JAVA_HOME`` whose ``java`` is the wheel's. Create it atomically, once per user."""
     home = _cache() / f"java-{blake2b(str(java).encode(), digest_size=8).hexdigest()}"
     script = home / "bin" / "java"
     text = _SHIM.format(java=f"'{java}'")
@@ -114,7 +114,8 @@ def _cache() -> Path:
     return chosen
 
 
-# The Java flags halve the time to the first result. The optimisations they turn off pay only in long computations.
+# The Java flags halve the time to the first result. The optimisations that they turn off pay only in long
+# computations.
 _FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 _LOCAL: Final = {
@@ -169,8 +170,8 @@ def session(
 
 @contextmanager
 def _importing_like_us() -> Iterator[None]:
-    """Give the processes that plan reads and writes this process's import path. They inherit it from the JVM, which
-    inherits it when it starts."""
+    """Pass the import path of this process to the processes that plan reads and writes. They inherit it from the JVM,
+    which inherits it from this process when it starts."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = _python_path()
     try:

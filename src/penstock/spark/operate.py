@@ -1,5 +1,5 @@
-"""Verbs on jobs of a table, by the executors: ``penstock.spark.retry`` and ``cancel`` by id, and what ``archive`` does
-with the rows of its journal."""
+"""Verbs that executors apply to the jobs of a table: ``penstock.spark.retry`` and ``cancel`` by id, and what
+``archive`` does with the rows of its journal."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts by outcome. ``cancelled`` jobs had not started, ``requested`` ones are running and receive the request;
-    the others had finished, or do not exist."""
+    """Counts by outcome. ``cancelled`` jobs had not started. ``requested`` jobs are running, and receive the request.
+    The others had finished, or do not exist."""
 
     cancelled: int = 0
     requested: int = 0
@@ -50,7 +50,7 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
 def retry(df: DataFrame, url: str, queue: str, *, id: str = "id") -> Retried:
     """Retry the failed and cancelled jobs whose ids are in the column ``id``. Each id counts once.
 
-    A repeated call leaves jobs alone that are already waiting. If Spark repeats a task, jobs that its first attempt
+    A repeated call does not change jobs that are already waiting. If Spark repeats a task, jobs that its first attempt
     retried count as ``not_failed``.
 
     Raises:
@@ -113,12 +113,12 @@ _VALUES: Final = {"payload": "payload_bytes", "result": "result_bytes"}
 COLUMNS: Final = StructType(
     [*schema_of("jobs").fields, *(StructField(name, BinaryType()) for name in _VALUES.values())]
 )
-# A Valkey server is blocked during a call.
+# Small, because a Valkey server is blocked during a call.
 _CHUNK_OF_ARCHIVE: Final = 200
 
 
 class ArchiveSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue of the jobs. Holds of ``consumer`` do not keep a job from being removed."""
+    """The queue of the jobs. A job that only ``consumer`` holds can be removed."""
 
     url: str
     queue: str
@@ -158,7 +158,7 @@ def remove_jobs(source: ArchiveSource) -> Mapper:
     """Return a mapper that removes each job that has not changed since its row was copied, and keeps the rows whose
     jobs are no longer in the store.
 
-    Spark may repeat it: jobs that an earlier attempt removed are gone, so their rows are kept.
+    Spark may repeat the task: jobs that an earlier attempt removed are gone, so it keeps their rows.
     """
 
     def remove(batches: Batches) -> Batches:
@@ -171,12 +171,13 @@ def remove_jobs(source: ArchiveSource) -> Mapper:
 
 
 async def _remove(store: Store, source: ArchiveSource, jobs: list[Unchanged]) -> list[bool]:
-    """Return which of the jobs are gone now."""
+    """Remove the jobs that have not changed. Return, for each job, whether it is gone now."""
     answers = await store.storage.remove_unchanged(source.queue, jobs, consumer=source.consumer)
     gone = [answer in ("removed", "not_found") for answer in answers]
     changed = [n for n, answer in enumerate(answers) if answer == "changed"]
     if changed:
-        # A retried job is still the same job. If its id belongs to a new incarnation, the copied job is gone for good.
+        # A retried job is still the same job. If its id belongs to a new incarnation, the copied job is gone
+        # for good.
         now = await store.storage.get(source.queue, [jobs[n].id for n in changed])
         for n, job in zip(changed, now, strict=True):
             gone[n] = job is None or job.incarnation != jobs[n].incarnation
@@ -208,7 +209,7 @@ def _read(rows: pa.RecordBatch) -> list[Unchanged]:
 
 
 def _drop_copied_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Clear the bytes of values that the text column holds unchanged."""
+    """Clear the bytes of each value that the text column also holds, unchanged."""
     for text, raw in _VALUES.items():
         pairs = zip(rows.column(text).to_pylist(), rows.column(raw).to_pylist(), strict=True)
         stored = [None if copy is not None and copy.encode() == value else value for copy, value in pairs]

@@ -1,12 +1,12 @@
 """Atomic appends to a folder of files.
 
-Spark's own append is not safe when drivers are killed, because all writers of a folder share its ``_temporary``: a
-commit also publishes the files of a killed driver, and a JVM that outlives its driver still commits, and removes the
-files of others. So each append writes its files to a separate folder. Then this process publishes them, each with one
-link under a unique name.
+Spark's own append is not safe when drivers are killed, because all writers of a folder share its ``_temporary``. A
+commit also publishes the files of a killed driver. A JVM that outlives its driver still commits, and removes the files
+of others. So each append writes its files to a separate folder. Then this process publishes them, each with one link
+under a unique name.
 
-Reads of an output bypass the session's cache. Spark identifies a folder by its name: if a user has cached a table of
-it, every other read returns the cached rows, and not what others have written since. The same applies to catalog
+Reads of an output bypass the session's cache. Spark identifies a folder by its name. Once a user has cached a table of
+it, every other read returns the cached rows, and misses what others have written since. The same applies to catalog
 tables and their lists of files.
 """
 
@@ -61,9 +61,9 @@ def append_files(
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Append ``rows`` to the files at a path, in files named ``name``. Each file appears atomically. ``options`` are
-    those of Spark's writer. ``check`` runs before the files are published, and raises to prevent it.
+    those of Spark's writer. ``check`` runs before the files are published, and raises to prevent that.
 
-    With Spark Connect, if this process cannot access the server's files, this is Spark's own append.
+    With Spark Connect, if this process cannot access the server's files, use Spark's own append.
 
     Raises:
         NameTaken: another writer has published files of this name.
@@ -91,7 +91,7 @@ def append_files(
                 last.mode("append").save(output)
     finally:
         remove_folder(spark, staged)
-    # Spark's own append does the same, for users who have cached a table of the folder.
+    # Refresh the tables of the folder that users have cached, as Spark's own append does.
     spark.catalog.refreshByPath(output)
 
 
@@ -163,7 +163,7 @@ def _fold_pile(
 
 
 def append_table(rows: DataFrame, table: str, *, format: str) -> None:
-    """Append ``rows`` to a catalog table, without files that killed writers have left in its folder."""
+    """Append ``rows`` to a catalog table. Do not publish files that killed writers have left in its folder."""
     with _settings(rows.sparkSession, {**_MICROS, _ATTEMPT: _attempt()}):
         rows.write.mode("append").format(format).saveAsTable(table)
 
@@ -193,7 +193,7 @@ def list_folder(spark: SparkSession, path: str) -> list[str] | None:
 
 
 def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
-    """Return the file system of a path and the path in it, for the JVM; ``None`` with Spark Connect."""
+    """Return the JVM's file system of a path, and the JVM's path; ``None`` with Spark Connect."""
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         return None
@@ -202,7 +202,7 @@ def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
 
 
 def remove_folder(spark: SparkSession, path: str) -> None:
-    """Remove a folder with its content, if it exists. Do nothing with Spark Connect if it is out of reach."""
+    """Remove a folder with its content, if it exists. With Spark Connect, do nothing if it is out of reach."""
     here = local_path(path)
     if here is not None and here.is_dir():
         shutil.rmtree(here, ignore_errors=True)
@@ -232,7 +232,7 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a small file, and replace an existing one atomically. Do nothing with Spark Connect if it is out of
+    """Write a small file, and replace an existing one atomically. With Spark Connect, do nothing if the path is out of
     reach."""
     here = local_path(path)
     if here is not None:
@@ -306,7 +306,7 @@ def with_micros(spark: SparkSession) -> AbstractContextManager[None]:
 
 
 def _attempt() -> str:
-    """Return a random folder name in ``_temporary``. By default all writers share one, and its content is committed."""
+    """Return a random name for a folder in ``_temporary``. By default all writers share one folder, and commit it."""
     return str(random.randrange(1, 2**31))
 
 

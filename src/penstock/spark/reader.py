@@ -1,8 +1,8 @@
 """``spark.read.format("penstock")``: jobs and events of queues as tables.
 
 The readers apply some filters of a query themselves, to read less. Spark passes filters if its session allows it
-(``spark.sql.python.filterPushdown.enabled``, from pyspark 4.1). Otherwise it rejects any reader that overrides
-``pushFilters``. Ours only saves work, so it then poses as the base class's method.
+(``spark.sql.python.filterPushdown.enabled``, from pyspark 4.1). Otherwise Spark rejects any reader that overrides
+``pushFilters``. Our override only saves work, so it poses as the method of the base class.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
     Equal values of the same kind have equal ids, whatever their storage type: int or long, float or double, a
     timestamp in any time zone, decimals of any scale. Values of different kinds differ: ``1``, ``"1"``, ``1.0``.
 
-    Raises (the function): ``BadKey``.
+    The function raises ``BadKey`` for a key that cannot identify a row.
     """
     start = blake2b(_encode_key((namespace, task)), digest_size=_DIGEST)
 
@@ -50,7 +50,7 @@ def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
 
 
 def _canonical(value: Any) -> Any:
-    """Return an equivalent with exactly one MessagePack encoding. Other kinds become a list with their name."""
+    """Return an equivalent with exactly one MessagePack encoding. Kinds without one become a list with their name."""
     kind = type(value)
     if kind in _CANONICAL:
         return value
@@ -86,7 +86,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The roles of a table's columns. ``placement`` maps an option of a job to its column: ``{"group": "user"}``.
 
     If ``whole`` is set, the payload holds the columns as one object under that name. ``fields`` are shared by all
-    jobs, as made by ``penstock.client.options.placement``. ``rules`` are those of the task; columns win over them.
+    jobs, as made by ``penstock.client.options.placement``. ``rules`` are those of the task; columns override them.
     """
 
     namespace: str
@@ -125,8 +125,8 @@ def payload_columns(batch: pa.RecordBatch, layout: Layout) -> dict[str, list[Any
 def new_jobs(
     batch: pa.RecordBatch, layout: Layout, columns: dict[str, list[Any]] | None = None
 ) -> Iterator[NewJob | Refused]:
-    """Yield a job, or why there is none, for every row in order. ``columns`` are the payload columns, if the caller
-    has them."""
+    """Yield a job for each row in order, or the reason why the row cannot become one. ``columns`` are the payload
+    columns, if the caller already has them."""
     make_id = row_id_maker(layout.namespace, layout.task)
     if columns is None:
         columns = payload_columns(batch, layout)
@@ -196,7 +196,7 @@ def _option_values(option: str, column: pa.Array) -> list[Any]:
 
 
 def _not_json(batch: pa.RecordBatch, columns: Mapping[str, list[Any]]) -> Mapping[int, str]:
-    """Return what is wrong with the rows that hold a number which JSON cannot represent."""
+    """Return an error message for each row that has a number that JSON cannot represent, by row number."""
     errors: dict[int, str] = {}
     for name, values in columns.items():
         errors |= not_finite(name, batch.column(name), values)

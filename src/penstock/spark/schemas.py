@@ -136,7 +136,7 @@ def quoted(name: str) -> str:
 class JobBuilder:
     """Builds batches of jobs. Raises ``InvalidOption`` if the schema has a column that the kind lacks.
 
-    ``is_light``: neither payloads nor results are asked for.
+    ``is_light`` is true if the schema has neither payloads nor results.
     """
 
     def __init__(self, schema: T.StructType, kind: Kind) -> None:
@@ -182,8 +182,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Options of a write. Lists of columns are comma-separated. ``write_id`` identifies the save: repeating a save
-    under the same id makes its rows duplicates, in whatever state their jobs are."""
+    """Options of a write. Lists of columns are comma-separated. ``write_id`` identifies the save. If a save is
+    repeated under the same id, its rows are duplicates, whatever the state of their jobs."""
 
     url: str = ""
     queue: str = ""
@@ -247,7 +247,7 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
 
 
 def namespace_of(url: str) -> str:
-    """Return the namespace in a URL. It is part of what row ids are computed from."""
+    """Return the namespace in a URL. The ids of rows depend on it."""
     return parse_qs(split_url(url).query).get("namespace", [""])[0]
 
 

@@ -1,7 +1,7 @@
 """``df.write.format("penstock")`` and ``writeStream``: every row becomes a job.
 
-A write is not atomic: the jobs that executors have enqueued stay, even if the rest fails. It can be repeated, by Spark
-or by the user: jobs carry the ``write_id`` of their save, and a known id with the same one is a duplicate.
+A write is not atomic: the jobs that executors have enqueued stay, even if the rest fails. Spark or the user can
+repeat it: jobs carry the ``write_id`` of their save, and a row whose job has the same ``write_id`` is a duplicate.
 """
 
 from __future__ import annotations
@@ -298,9 +298,10 @@ def _summed(write_id: str, messages: list[WriterCommitMessage | None]) -> Writte
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The writer of a stream. Query and batch number identify a save, so a repeated batch enqueues nothing twice.
+    """The writer of a stream. The query and the batch number identify a save, so a repeated batch enqueues nothing
+    twice.
 
-    Spark creates one for every batch, and another one to commit it.
+    Spark creates one writer for each batch, and another one to commit the batch.
     """
 
     def __init__(self, target: Target) -> None:

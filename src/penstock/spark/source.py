@@ -19,8 +19,8 @@ from penstock.spark.schemas import read_options, schema_of, write_options
 class PenstockSource(DataSource):
     """The data source. Spark creates one on the driver for each read or write.
 
-    It sends the readers and writers to the executors. They are imported on demand, because Spark imports this module
-    at every start.
+    It sends readers and writers to the executors. Their modules are imported on demand, because Spark imports this
+    module at every start.
     """
 
     @classmethod

@@ -54,7 +54,7 @@ class Store:
         return lambda: self._in_loop_thread(lambda: self._finish(task))
 
     def _finish(self, call: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
-        # The runner's own method, for the sake of Ctrl-C, builds the repr of every answer, however large.
+        # Avoid the runner's ``run``: to handle Ctrl-C, it builds the repr of every answer, however large.
         return self._runner.get_loop().run_until_complete(call)
 
     def _send(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -98,7 +98,7 @@ def shared_url(app: App) -> str:
 
 
 def url_for_executors(url: str) -> str:
-    """Return the URL of the same store for processes in other folders: with an absolute path of a SQLite file.
+    """Return the URL of the same store for processes in other folders. The path of a SQLite file becomes absolute.
 
     Raises:
         InvalidOption: the store is in the memory of this process, where no other process can open it.

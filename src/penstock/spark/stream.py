@@ -1,10 +1,11 @@
 """``spark.readStream.format("penstock")``: streams of events, results and failures. Requires pyspark 4.2.
 
-Offsets are epochs and sequence numbers of event logs; Spark stores them. A named consumer (``consumerName``) holds back
-trimming of the log, up to the offset that Spark has committed, which it reports when it plans the next batch.
+Offsets are epochs and sequence numbers of event logs; Spark stores them. A named consumer (``consumerName``) keeps the
+store from trimming events after the offset that Spark has committed. Spark reports that offset when it plans the next
+batch.
 
 For results and failures, the event log says which jobs finished, and the store has the jobs. A row is one outcome of a
-job: a job that fails, is retried and fails again has two, of which a late reader gets only the last. A job that the
+job. A job that fails, is retried and fails again has two outcomes; a late reader gets only the last one. A job that the
 store no longer keeps counts as lost, like a trimmed event.
 """
 

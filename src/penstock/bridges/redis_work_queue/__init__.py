@@ -1,6 +1,6 @@
 """The key layout of redis-work-queue, so that Penstock code and that project's clients can share a queue.
 
-``WorkQueue(url, prefix)`` has its operations, ``forward`` moves its items into a queue of Penstock. Needs
+``WorkQueue(url, prefix)`` has its operations. ``forward`` moves its items into a Penstock queue. Requires
 ``penstock[valkey]``. ``docs/bridges.md`` lists the differences from the published clients, with reasons.
 """
 

@@ -1,10 +1,10 @@
 """The layout of a work queue: its items, keys and Lua scripts, each of which is one atomic step; and its cleaners.
 
 ``lua/prelude.lua`` describes the keys. The cleaners return the items that dead workers and cleaners left behind. Both
-check twice, ``grace`` apart, and act only on items without a holder at both checks. The published clients need several
-commands for one step: an item may have been taken but not yet marked as leased, or completed but its data not yet
-removed. Acting at that moment would lose nothing, but hand out the item twice, or leave the id of a finished item in
-the queue.
+check twice, ``grace`` apart, and act only on items that have no holder at both checks. The published clients need
+several commands for one step: an item may have been taken but not yet marked as leased, or completed while its data are
+not yet removed. To act at that moment would lose nothing, but it would hand out the item twice, or leave the id of a
+finished item in the queue.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ T = TypeVar("T")
 
 _PAGE: Final = 1000
 _ACTS_AT_ONCE: Final = 50
-# Each id takes a walk along the whole queue; short calls let other clients in between.
+# Each id requires a walk along the whole queue. Short calls let other clients run in between.
 _WALKS_AT_ONCE: Final = 4
 
 
@@ -213,8 +213,8 @@ class Cleaner:
 
     async def clean_deeply(self) -> Cleaned:
         """Check every item and every entry."""
-        # In this order: an item added meanwhile is in a list but not among the items, which only costs a second check.
-        # The other way round it would look like an item in no list.
+        # Read the items first: an item that is added meanwhile is in a list but not among the items, which
+        # only costs a second check. The other way round, it would look like an item in no list.
         items = await self._items()
         queue, listed = Counter(await self._entries(self.keys.queue)), await self._listed()
         reclaimed = await self._reclaim(listed, strays=items.difference(queue, listed))

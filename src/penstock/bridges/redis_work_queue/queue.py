@@ -154,7 +154,8 @@ class WorkQueue:
             raise InvalidOption(f"lease must be longer than 0, and than the work takes, got {lease!r}.")
         loop = asyncio.get_running_loop()
         until = None if wait is None else loop.time() + milliseconds(wait, what="wait") / 1000
-        # The layout calls this the session id. Ours is unique per lease, so that two leases of a process differ.
+        # The layout calls this the session id. Ours is unique per lease, so that two leases of a process
+        # differ.
         holder, next_id = f"{_OUR_LEASES}{uuid7()}", b""
         while True:
             reply = await self._run("take", holder, lease_ms, _STEPS_AT_ONCE, next_id)
@@ -170,9 +171,9 @@ class WorkQueue:
     async def complete(self, item: Item) -> bool:
         """Complete an item that was leased here or by another client. Return true for exactly one caller per item.
 
-        Return false if the item is completed, or waits or is leased again: then it runs again. An expired lease counts
-        until a cleaner notices it. An item without a lease, created by hand, is completed whatever its holder, as the
-        other clients do.
+        Return false if the item is already completed, or if it waits or is leased again and so runs again. An expired
+        lease counts until a cleaner notices it. An item without a lease, created by hand, is completed whatever its
+        holder, as the other clients do.
 
         Raise ``StorageUnavailable`` also if the connection was lost and it is unknown which call completed the item.
         """
@@ -193,7 +194,7 @@ class WorkQueue:
         return completed
 
     async def light_clean(self, *, grace: Duration = "1s") -> Cleaned:
-        """Return items in processing whose lease is over or was never written to the queue.
+        """Return to the queue the items in processing whose lease is over or was never written.
 
         This includes items that a cleaner of the published clients was handling when it died. Run it about once per
         shortest lease. Its cost depends on the number of items in processing; if it finds any, it takes ``grace``
@@ -202,7 +203,7 @@ class WorkQueue:
         return await (await self._cleaner(grace)).clean_lightly()
 
     async def deep_clean(self, *, grace: Duration = "1s") -> Cleaned:
-        """Return every item that is in no list and has no lease, and remove surplus entries.
+        """Return to the queue every item that is in no list and has no lease, and remove surplus entries.
 
         This repairs the effects of clients that died in the middle of a step. It scans all keys of the server (SCAN,
         not KEYS) and reads all ids of the queue, so run it rarely. It includes a light clean.
@@ -283,13 +284,13 @@ async def forward(
     """Lease item after item, enqueue each with its id as the job's id, then complete it.
 
     No item is lost: an item is completed after its job was accepted, and a clean returns the items of a dead forwarder.
-    No item is doubled: a returned item finds its job by id, in whatever state, for as long as the job is kept
+    No item becomes two jobs: a returned item finds its job by id, in whatever state, for as long as the job is kept
     (``result_ttl``, default 1 h; make it longer than the lease and the interval of cleans). So an id that is added
     again while its old job is kept counts as known; ``on_conflict`` can change that.
 
-    This runs until it is cancelled, or until no item arrives for ``wait``. Several may run in parallel. ``payload``
-    turns an item into a payload: its JSON, or ``lambda item: item.data`` for a queue with ``serde="raw"``. ``task`` and
-    further options are those of ``Queue.enqueue``.
+    This runs until it is cancelled, or until no item arrives for ``wait``. Several calls may run in parallel.
+    ``payload`` turns an item into a payload: its JSON, or ``lambda item: item.data`` for a queue with ``serde="raw"``.
+    ``task`` and further options are those of ``Queue.enqueue``.
 
     Raise ``InvalidInput`` for an item that cannot become a job: it stays in the work queue, and is leased again when
     its lease is over and a clean has returned it.
@@ -306,7 +307,7 @@ async def forward(
         try:
             await source.complete(item)
         except StorageUnavailable:
-            # The item is completed, or returns and finds its job. If the server is away, the next lease raises.
+            # The item is completed, or returns and finds its job. Without the server, the next lease raises.
             pass
         if job.status == "queued":
             queued += 1

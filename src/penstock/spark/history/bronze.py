@@ -158,7 +158,7 @@ _HOLD_MS = 7 * 86_400_000
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit: the number of added events, and the losses it found."""
+    """The outcome of a commit: the number of added events, and the losses and epoch changes that it found."""
 
     events: int
     losses: tuple[Loss, ...]

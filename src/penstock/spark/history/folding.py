@@ -33,13 +33,13 @@ from penstock.spark.history.tables import (
 )
 from penstock.spark.tasks import Batches, collected, each, numbered
 
-# The most events of a fold, because the driver holds some of their columns.
+# The maximum number of events per fold. The driver holds some of their columns in memory.
 _PER_SLICE: Final = 1_000_000
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """The next events to fold into a table, whose version is ``base``: those in the files ``pending`` that ``placing``
-    covers. They lead from the state ``known`` to ``reached``."""
+    """The next events to fold into the version ``base`` of a table: those in the files ``pending`` that ``placing``
+    covers. They take the table from the state ``known`` to the state ``reached``."""
 
     bronze: BronzeState
     base: Snapshot
@@ -55,19 +55,20 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_slice(history: History, table: Table, upto: FoldState | None = None) -> Slice | None:
-    """Return the next slice for a table, up to a state, by default to the end of bronze; ``None`` if it is there."""
+    """Return the next slice of events for a table, or ``None`` if the table has reached ``upto`` (default: the end of
+    bronze)."""
     events, base = history.bronze.load(), table.load()
     bronze, known = bronze_state(history, events), fold_state(base)
     if upto is None:
         losses, changes = len(bronze.losses), len(bronze.changes)
         upto = FoldState(bronze=events.number, places=bronze.places, losses=losses, changes=changes)
     upto = replace(upto, open=known.open)
-    # A table that is rebuilt may be behind one that derives from it.
+    # A table that is being rebuilt may be behind a table that derives from it.
     if known == upto or known.bronze > upto.bronze:
         return None
     reached = _next_state(bronze, known, upto)
     placing = placing_between(bronze, known.places, reached.places)
-    # A file has the number of the commit that wrote it.
+    # Each file carries the number of the commit that wrote it.
     pending = [file for file in events.files if file.number > known.bronze and placing.may_cover(file)]
     return Slice(
         bronze=bronze,
@@ -93,7 +94,8 @@ def _next_state(bronze: BronzeState, known: FoldState, upto: FoldState) -> FoldS
 
 
 def _start(bronze: BronzeState, queue: str, epoch: str, place: Place | None) -> int:
-    """Return the number before the next event of an epoch in bronze. What earlier epochs still have is little."""
+    """Return the sequence number before the next event of an epoch in bronze. Ignore the few events that earlier
+    epochs still have."""
     start = place.seq if place is not None and place.epoch == epoch else 0
     for change in bronze.changes:
         if (change.queue, change.after) == (queue, epoch):
@@ -107,7 +109,7 @@ def _start(bronze: BronzeState, queue: str, epoch: str, place: Place | None) -> 
 def new_events(
     bronze: Table, files: Sequence[DataFile], placing: Placing, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the covered events of these files with their ``place``, and all columns or some."""
+    """Return the covered events of these files with their ``place``. ``columns`` selects some columns."""
     empty = bronze.schema.empty_table()
     none = placing.placed(empty if columns is None else empty.select(list(columns)))
     return pa.concat_tables([none, *(placing.placed(bronze.read(file, columns)) for file in files)])
@@ -125,8 +127,8 @@ _BATCH: Final = 20_000
 class Fold(ABC):
     """The derivation of one table from the events of bronze that a placing covers. Executors run it.
 
-    ``rows`` is the schema of the rows to fold. It has the column ``ranged``, which the table's files are split by.
-    ``extra`` are rows that do not come from events.
+    ``rows`` is the schema of the rows to fold. The files of the table are split by its column ``ranged``. ``extra``
+    holds rows that do not come from events.
     """
 
     rows: pa.Schema
@@ -139,10 +141,10 @@ class Fold(ABC):
 
     @abstractmethod
     def from_events(self, events: pa.Table) -> pa.Table:
-        """Return rows for new events."""
+        """Return the rows to fold for new events."""
 
     def from_known(self, table: pa.Table) -> pa.Table:
-        """Return rows of the table in the form of rows to fold."""
+        """Return the rows to fold for existing rows of the table."""
         return table
 
     @abstractmethod
@@ -161,13 +163,13 @@ def fold_forward(
     is_everything: bool = False,
 ) -> bool:
     """Fold a slice of events into a table, in one commit, and return whether there are more. ``instants`` are the times
-    of the events, ``open`` belongs to the new state; ``is_everything`` replaces every file.
+    of the events, and ``open`` is part of the new state. ``is_everything`` replaces every file.
 
     Raises:
         Conflict: another sync committed first. Nothing was committed.
     """
     base, reached = part.base, part.reached if open is None else replace(part.reached, open=dict(open))
-    # A table whose state is unknown is rebuilt.
+    # Rebuild a table whose state is unknown.
     is_known = part.known != FoldState()
     known = base.files if is_known else []
     lows = np.array([file.low for file in known], np.int64)
@@ -191,12 +193,13 @@ def fold_forward(
 
 
 def owners_of(lows: Instants, instants: Instants) -> Instants:
-    """Return the file for each instant. A file covers the time up to the next one; the first also all before."""
+    """Return the index of the file for each instant. A file covers the time up to the start of the next file. The
+    first file also covers all earlier times."""
     return np.maximum(np.searchsorted(lows, instants, side="right") - 1, 0)
 
 
 def _edges(lows: Instants, owners: Sequence[int], instants: Instants) -> Instants:
-    """Return the bounds of tasks: the bounds of files, and further ones where a task would be too large."""
+    """Return the bounds of tasks: those of the files, and further ones where a task would be too large."""
     bounds = [lows[index] for owner in owners for index in (owner, owner + 1) if 0 < index < len(lows)]
     splits = np.sort(instants)[_PER_TASK::_PER_TASK]
     return np.unique(np.concatenate([np.array(bounds, np.int64), splits]))
@@ -221,7 +224,7 @@ def _write(batches: Batches, *, table: Table, fold: Fold, number: int) -> Iterat
     if not read:
         return
     rows = pa.Table.from_batches(read)
-    # The session may have another time zone, or longer texts.
+    # Cast, because the session may use another time zone or another type of text.
     for span in pc.unique(rows["span"]).to_pylist():
         own = rows.filter(pc.equal(rows["span"], span)).drop_columns(["span"]).cast(fold.rows)
         folded = fold.folded(own)
@@ -230,7 +233,7 @@ def _write(batches: Batches, *, table: Table, fold: Fold, number: int) -> Iterat
 
 
 def file_bounds(instants: Instants, per_file: int = _PER_FILE) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of files: full ones first. Two files never share an instant."""
+    """Yield the start and end of each file, full files first. Two files never share an instant."""
     start = 0
     while start < len(instants):
         end = min(start + per_file, len(instants))

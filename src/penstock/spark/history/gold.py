@@ -111,7 +111,7 @@ def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: 
 
 
 def _is_among(rows: pa.Table, names: tuple[str, str], others: pa.Table, other_names: tuple[str, str]) -> Any:
-    """Return whether the values of two columns of each row are those of another row."""
+    """Return, for each row, whether ``others`` has a row with the same pair of values."""
     pairs = (
         pc.binary_join_element_wise(
             table[text], pc.cast(pc.cast(table[number], pa.int64()), pa.string()), " "
@@ -159,7 +159,8 @@ def _jobs_without_events(history: History, events: pa.Table, *, has_losses: bool
 def backlog_of(
     steps: pa.Table, before: Mapping[str, int], grains: Mapping[str, int] = GRAINS
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Return the backlog of each queue in every period in which it changed, as parts of gold, and at the end."""
+    """Return the backlog of each queue in every period in which it changed, as parts of gold, and its backlog at the
+    end."""
     steps = steps.filter(pc.not_equal(steps["step"], 0)).sort_by(
         [("queue", "ascending"), ("at", "ascending")]
     )

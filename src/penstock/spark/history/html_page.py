@@ -1,7 +1,7 @@
 """The HTML page of a history: one self-contained file without external requests.
 
-Its figures are read without Spark. They come from gold, which is small. Those of a span of a few minutes are computed
-by the second, from the events in bronze.
+The figures are read without Spark. They come from gold, which is small. For a span of a few minutes, they are computed
+for each second from the events in bronze.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def _seconds(history: History, minutes: Rows, within: tuple[int, int], requested
 
 
 def _backlogs(steps: pa.Table, minutes: Rows) -> Iterator[pa.Table]:
-    """Yield the backlog by the second, as parts of gold. Jobs may leave a queue without an event, so every minute
-    starts from the previous one in gold."""
+    """Yield the backlog by the second, as parts of gold. Jobs may leave a queue without an event, so each minute
+    starts from the latest earlier backlog in gold."""
     ends = sorted(
         (row["at"], row["queue"], row["backlog"])
         for row in minutes
@@ -196,7 +196,7 @@ def _read(table: Table) -> Rows:
 
 
 def _plain(table: pa.Table) -> Rows:
-    """Return the rows with epoch milliseconds."""
+    """Return the rows without histograms, and with times as epoch milliseconds."""
     kept = table.drop_columns([name for name in table.column_names if name.endswith("_histogram")])
     rows: Rows = kept.set_column(
         kept.schema.get_field_index("at"), "at", pa.array(millis(kept["at"]))
@@ -251,7 +251,7 @@ def _short(value: Any) -> Any:
 
 
 def _named(fine: Rows, coarse: Rows, dimension: str) -> Rows:
-    """Return the slowest names with their counts. Times are those of the worst coarser period."""
+    """Return the slowest names with their counts. Their times are those of the slowest coarser period."""
     names: Rows = []
     worst = {
         (row["queue"], row["name"]): row

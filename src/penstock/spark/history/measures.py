@@ -1,4 +1,4 @@
-"""The measures of gold, as rows that can be added up: of a minute or a day, of one task or the whole store.
+"""The measures of gold as rows that can be added up, for a minute or a day, for a task or the whole store.
 
 Histograms of durations can be added up as well, so the percentiles of an hour follow from its minutes. The bounds of a
 bucket differ by 2 %, so a percentile is off by at most 1 %.
@@ -46,8 +46,8 @@ def _middle(buckets: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
 def percentile_rows(
     groups: npt.NDArray[np.int64], buckets: npt.NDArray[np.int32], times: npt.NDArray[np.int64], share: float
 ) -> npt.NDArray[np.float64]:
-    """Return the percentile of each group. The entries are sorted by group and bucket, and ``groups`` says where each
-    group starts, with the number of entries at its end."""
+    """Return the percentile of each group. The entries are sorted by group and bucket. ``groups`` has the start of each
+    group and, as its last element, the number of entries."""
     reached = np.cumsum(times)
     before = np.concatenate([[0], reached])[groups[:-1]]
     totals = np.concatenate([[0], reached])[groups[1:]] - before
@@ -78,8 +78,8 @@ _HOW: Final = {
     **dict.fromkeys(("wait_max", "run_max", "backlog_max"), "max"),
     "backlog": "last",
 }
-# A row of PARTS is a share of the measures, or, with ``what``, the number of durations in one bucket. Rows with a
-# larger ``turn`` are newer.
+# A row of PARTS is a share of the measures or, with ``what``, the number of durations in one bucket. Rows
+# with a larger ``turn`` are newer.
 PARTS: Final = pa.schema(
     {
         **GOLD_KEYS,
@@ -96,8 +96,8 @@ _NAMES: Final = ("queue", "task", "group", "worker")
 
 
 def measures_of(events: pa.Table, grains: Mapping[str, int] = GRAINS, *, since_ms: int = 0) -> pa.Table:
-    """Return the parts that these events add to gold, by period of the ``grains``, the shortest first. Busy time counts
-    from ``since_ms`` on."""
+    """Return the parts that these events add to gold, for each period of ``grains``, which has the shortest first.
+    Busy time before ``since_ms`` does not count."""
     events = events.filter(pc.not_equal(events["id"], ""))
     unit = next(iter(grains.values()))
     tables = [_counts(events, unit), _busy(events, unit, since_ms), *_durations(events, unit)]
@@ -111,7 +111,7 @@ def _parts(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.Table:
-    """Return the table with exactly these columns; missing ones have their default or are null."""
+    """Return the table with exactly these columns. Missing columns get their default or null."""
     columns = [
         pc.cast(table[field.name], field.type)
         if field.name in table.column_names
@@ -128,7 +128,7 @@ def _sum_parts(rows: pa.Table) -> pa.Table:
 
 
 def _starts(events: pa.Table, unit: int) -> pa.Table:
-    """Return the names of the events, and the start of the unit of time that each falls into."""
+    """Return the names of each event, and the start of the unit of time that it falls into."""
     at_ms = millis(events["at"])
     return events.select(list(_NAMES)).append_column("start", pa.array(at_ms // unit * unit))
 
@@ -163,7 +163,7 @@ def _durations(events: pa.Table, unit: int) -> Iterator[pa.Table]:
 
 
 def _busy(events: pa.Table, unit: int, since_ms: int) -> pa.Table:
-    """Return the busy time of every run, split at the units of time."""
+    """Return the busy time in each unit of time. Split runs that span several units."""
     runs = events.filter(pc.and_(pc.greater(events["run_ms"], 0), pc.not_equal(events["worker"], "")))
     ended = millis(runs["at"])
     began = np.maximum(ended - np.asarray(runs["run_ms"].to_numpy(), np.int64), since_ms)
@@ -175,7 +175,7 @@ def _busy(events: pa.Table, unit: int, since_ms: int) -> pa.Table:
 
 
 def spanned(began: Instants, ended: Instants, unit: int) -> tuple[Instants, Instants]:
-    """Return the start of each unit of time that overlaps a span, with the index of the span."""
+    """Return the index of the span and the start of the unit, for each unit of time that overlaps a span."""
     first = began // unit
     counts = ended // unit - first + 1
     index = np.repeat(np.arange(len(began)), counts)

@@ -1,7 +1,7 @@
 """Silver: one row per incarnation of a job, folded forward from the new events of bronze.
 
-Each new event becomes a partial row of silver, and rows of the same job are merged. Rows of silver have the same form.
-So the result of merging new rows into them equals that of folding all events at once. This uses Arrow. Spark would sort
+Each new event becomes a partial row of silver, and rows of the same job are merged. Rows of silver have the same form,
+so merging new rows into them has the same result as folding all events at once. The merge uses Arrow: Spark would sort
 the rows, because its hash aggregation does not support text values.
 
 Loss marks cover changes to jobs without events of their own: lost events, a restored store, an obliterated queue.
@@ -61,7 +61,7 @@ def partial_rows(events: pa.Table) -> pa.Table:
     at, kind = events["at"], events["type"].combine_chunks().dictionary_encode()
 
     def of(*types: str) -> pa.Array:
-        """Return which events are of one of the types."""
+        """Return whether each event has one of the types."""
         return pc.take(pc.is_in(kind.dictionary, pa.array(types, pa.string())), kind.indices)
 
     enqueued, claimed = of("enqueued"), of("claimed")
@@ -108,8 +108,8 @@ def merged(rows: pa.Table) -> pa.Table:
 
 
 def jobs_of(rows: pa.Table) -> pa.Table:
-    """Return the final rows of silver: ``merged`` with derived columns. A job that was removed while open finished
-    then; an open job has no finish time."""
+    """Return the final rows of silver: ``merged`` with derived columns. A job that was removed while open counts
+    as finished at that time; an open job has no finish time."""
     jobs = merged(rows)
     is_open = pc.is_in(jobs["state"], pa.array(OPEN_STATES))
     was_open = pc.and_(pc.is_valid(jobs["removed_at"]), is_open)
@@ -127,9 +127,9 @@ def jobs_of(rows: pa.Table) -> pa.Table:
 
 
 class LossMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of places in a queue, ``first`` to ``last``, that affects jobs. Jobs that are open at the range become
-    incomplete or, with ``removed_at_us``, removed at that time. With ``undone``, jobs with events in it become
-    incomplete. ``found`` is the place at which the mark applies."""
+    """A range of places in a queue, from ``first`` to ``last``, that affects jobs. Jobs that are open at the range
+    become incomplete or, with ``removed_at_us``, are removed at that time. With ``undone``, jobs that have events in
+    the range become incomplete instead. The mark applies in the slice that contains the place ``found``."""
 
     queue: str
     first: int
@@ -194,7 +194,7 @@ def apply_marks(rows: pa.Table, marks: list[LossMark]) -> pa.Table:
 
 
 def _following(rows: pa.Table) -> pa.Array:
-    """Return the place of the next row of the same job, or null. The rows are sorted."""
+    """Return the place of the next row of the same job, or null. ``rows`` must be sorted."""
     if not rows.num_rows:
         return pa.array([], pa.int64())
     place = rows["place"].combine_chunks()

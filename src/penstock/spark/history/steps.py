@@ -40,7 +40,7 @@ class _Recorded(msgspec.Struct):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The name of the step, and the key that tells it from others of that name."""
+        """Return the name of the step, and the key that distinguishes it from other steps of that name."""
         name, bracket, key = self.step.partition("[")
         return (name, key[:-1]) if bracket and key.endswith("]") else (self.step, "")
 

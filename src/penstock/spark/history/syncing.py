@@ -111,7 +111,7 @@ def _is_due(base: Snapshot) -> bool:
 
 
 def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
-    """Yield groups of small files to merge. Files that a table has read are not merged with files that it has not."""
+    """Yield groups of small files to merge. Do not mix files that a table has read with files that it has not read."""
     read = [fold_state(table.load()).bronze for table in history.all[1:]]
     small = [file for file in base.files if file.rows < _SMALL]
     alike: dict[tuple[bool, ...], list[DataFile]] = {}
@@ -143,8 +143,8 @@ _ATTEMPTS: Final = 20
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a sync. ``events`` were added to bronze. ``bronze``, ``silver`` and ``gold`` are the numbers of
-    commits of each table. This sync found the ``losses`` and ``changes``."""
+    """The outcome of a sync. ``events`` is the number of events that it added to bronze. ``bronze``, ``silver`` and
+    ``gold`` are the numbers of commits to each table. ``losses`` and ``changes`` are those that this sync found."""
 
     events: int
     bronze: int
@@ -225,7 +225,7 @@ def follow(
     on_sync: Callable[[SyncReport], object] | None = None,
     **options: Unpack[SyncOptions],
 ) -> None:
-    """Sync repeatedly, with the options of ``sync``, until ``stop`` is set, which is safe from any thread.
+    """Sync repeatedly, with the options of ``sync``, until ``stop`` is set. Any thread may set it.
 
     The pause is ``every``, but at least as long as the previous sync took, so that syncs use at most half of the time.
     If the store cannot be read, the next turn tries again.

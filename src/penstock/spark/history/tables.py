@@ -26,7 +26,7 @@ from penstock.spark.delta import DataFile, Folder, Snapshot, Table, open_folder
 from penstock.spark.publishing import refuse_pattern
 from penstock.spark.schemas import EVENTS
 
-# The measures of gold that count events, and the types of these.
+# The measures of gold that count events, and the event types that each of them counts.
 COUNTED: Final = {
     "enqueued": ("enqueued",),
     "claimed": ("claimed",),
@@ -181,7 +181,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, rename={"first": "from", "
 
 
 class EpochChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The store was restored to an earlier state. Both epochs agree up to ``common``. The later events of ``before``,
+    """A restore of the store to an earlier state. Both epochs agree up to ``common``. The later events of ``before``,
     up to ``read``, happened, but the store no longer has them."""
 
     queue: str
@@ -245,7 +245,7 @@ def where(condition: Any, values: Any) -> Any:
 
 
 def usd_micros(events: pa.Table, is_used: Any) -> pa.Array:
-    """Return the US dollars, in millionths, of usage events."""
+    """Return the US dollars that usage events report, in millionths."""
     if not pc.any(is_used).as_py():
         return pa.nulls(events.num_rows, _LONG)
     texts = where(is_used, events["data"]).to_pylist()

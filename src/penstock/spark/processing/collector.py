@@ -36,9 +36,9 @@ ROWS: Final = arrow_schema(T.StructType([*COLUMNS, T.StructField("key_json", T.S
 
 
 class Collector:
-    """Reads finished jobs that the store holds for the batch's consumer, appends them to the ledger, then releases
-    them: in that order, so that none is lost. If the run is killed in between, the next one recognises jobs in the
-    ledger by their id and finish time. ``judge`` may turn a completed job into a failed one."""
+    """Reads finished jobs that the store holds for the batch's consumer, appends them to the ledger, and only then
+    releases them, so that none is lost. If the run is killed in between, the next one recognises jobs in the ledger
+    by their id and finish time. ``judge`` may turn a completed job into a failed one."""
 
     def __init__(
         self,
@@ -59,34 +59,34 @@ class Collector:
         self.tally = Tally(0)
         ledger.check_held = self.check_held
         self._commit = ledger.last_commit()
-        # The newest finish time so far, and the jobs that finished then.
+        # The newest finish time so far, and the jobs that finished at that time.
         self._newest_ms = 0
         self._newest: set[str] = set()
         # Fingerprint and state by job of all rows this run has written; None if there are too many.
         self.ended: dict[str, tuple[str, str]] | None = {}
-        # Jobs cancelled because the run stops get no row.
+        # Jobs that are cancelled because the run stops get no row.
         self.is_stopping = False
 
     def poll(self, expected: int) -> tuple[bool, bool]:
-        """Return whether all ``expected`` jobs are ready to collect, and whether any is. Reads more than one
-        job only if a page covers all of ``expected``, because it is called often."""
+        """Return whether all ``expected`` jobs are ready to collect, and whether any is. Read more than one
+        job only if a page covers all of ``expected``, because this is called often."""
         limit = expected if expected <= _PAGE else 1
         waiting = len(self._page("", limit).jobs)
         return waiting >= expected, waiting > 0
 
     @property
     def last_commit(self) -> int:
-        """The number of the newest known commit."""
+        """Return the number of the newest known commit."""
         return self._commit
 
     def collect_left(self) -> None:
-        """Collect the finished jobs of a run that was killed. Workers may still be running others of its jobs; those
-        are collected later."""
+        """Collect the finished jobs of a run that was killed. Workers may still be running its other jobs, which are
+        collected later."""
         while self.collect(is_first=True) >= _MOST:
             pass
 
     def collect(self, *, is_first: bool = False) -> int:
-        """Append all held jobs to the ledger and return their number. ``is_first``: some may already be there."""
+        """Append all held jobs to the ledger and return their number. With ``is_first``, it may already have some."""
         jobs: list[Job] = []
         cursor = ""
         while len(jobs) < _MOST:
@@ -163,13 +163,14 @@ class Collector:
             self.ended = None
             return
         columns = (rows.column(name).to_pylist() for name in ("job_id", "fingerprint", "state"))
-        # In order of finish time: the newest row of a job wins.
+        # The rows are in order of finish time, so the newest row of a job wins.
         for id, fingerprint, state in zip(*columns, strict=True):
             self.ended[id] = (fingerprint, state)
 
     def _may_be_known(self, job: Job) -> bool:
-        """Return whether the ledger may already have this job. Jobs arrive by finish time, so an older one was held
-        later, maybe again: enqueueing holds jobs that already exist, and Spark may repeat a task."""
+        """Return whether the ledger may already have this job. Jobs arrive by finish time, so a job that
+        finished earlier was held late, and maybe twice: enqueueing also holds jobs that already exist, and Spark may
+        repeat a task."""
         return job.finished_at_ms < self._newest_ms or job.id in self._newest
 
     def _note_newest(self, jobs: list[Job]) -> None:
@@ -180,7 +181,8 @@ class Collector:
 
     def _commit_by(self, write: Callable[[int, bool], bool]) -> None:
         """Make the next commit, if there is anything to write. Commit numbers are unique, so a run that has lost its
-        lease unnoticed cannot write beside another: one of them finds the number taken and starts over."""
+        lease without noticing cannot write at the same time as another run: one of them finds the number taken and
+        starts over."""
         for attempt in range(_ATTEMPTS):
             self._check_lease()
             try:
@@ -240,7 +242,7 @@ def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:
 def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
     extras = job.extras or EMPTY_EXTRAS
     used = {name: micros / MILLION for name, micros in (extras.usage or {}).items()}
-    # A completed job keeps the failure of an earlier attempt.
+    # A completed job still has the failure of an earlier attempt.
     failure = None if job.state is State.COMPLETED else job.failure
     return {
         "state": str(job.state),

@@ -51,8 +51,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 def enqueue_rows(rows: DataFrame, batch: Batch) -> int:
     """Enqueue the rows of a snapshot with verdicts, and return the number of new jobs.
 
-    The fingerprint is the ``write_id``: a known row with the same one is a duplicate, in whatever state its job is. So
-    Spark can repeat a task, and a run can continue one that was killed.
+    The fingerprint is the ``write_id``: a known row with the same fingerprint is a duplicate, whatever the state of its
+    job. So Spark can repeat a task, and a run can continue the work of a killed run.
     """
     columns = ("job_id", "fingerprint", "payload", "placement", "key_json", "verdict")
     return sum(collected(rows.select(*columns), partial(_enqueue_partition, batch), int))
@@ -88,7 +88,7 @@ async def _enqueue(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     stopped = [answer.id for answer in known if answer.state in _STOPPED_STATES]
     if stopped:
         await _retry_stopped(store, batch, stopped)
-    # The enqueue call holds only new jobs for us.
+    # The enqueue call holds only new jobs for the consumer.
     existing = [answer.id for answer in answers if answer.status != "queued"]
     if existing:
         await store.storage.hold(batch.queue, batch.consumer, existing, ttl_ms=_HOLD_MS)
@@ -141,7 +141,7 @@ def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
 
 
 async def _cancel_pending(store: Store, batch: Batch, ids: list[str]) -> int:
-    """Cancel jobs that are not active. Active ones are already paid for."""
+    """Cancel the open jobs that are not active. Active jobs are already paid for."""
     jobs = await store.storage.get(batch.queue, ids)
     pending = [
         job.id for job in jobs if job is not None and job.state in OPEN and job.state is not State.ACTIVE

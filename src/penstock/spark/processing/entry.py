@@ -217,28 +217,28 @@ def process(
 
     A streaming ``table`` (``spark.readStream``) is processed in batches: the available ones, or with ``every="1m"``
     new ones until the query is stopped. Spark keeps its offsets in ``checkpoint`` (default: inside the output).
-    ``since`` names a column with growing values: a run reads only rows from the highest value of earlier runs on. For a
-    ``deltalake.DeltaTable`` it may be ``"version"``, to read only files added since the last run, or the number of the
-    version to start from.
+    ``since`` names a column with growing values: a run reads only rows at or above the highest value of earlier runs.
+    For a ``deltalake.DeltaTable`` it may be ``"version"``, to read only files added since the last run, or the number
+    of the version to start from.
 
     Ctrl-C cancels the jobs that have not started, waits for the running ones, writes their results and raises
     ``KeyboardInterrupt``. A second Ctrl-C leaves them to the next run.
 
     ``max_cost`` limits how much of ``cost_name`` the jobs may use (``context.use(usd=...)``). Jobs that are running
-    when it is reached may exceed it. ``max_failures`` is the number of rows that may fail, ``max_failure_rate`` their
-    share (0.05), which counts from 20 rows on. ``limit`` is the maximum number of rows to run. ``dry_run`` only returns
-    the plan, with an estimate of its cost: from the finished rows in the output, or from ``row_cost``, the cost that
-    you expect of a row.
+    when it is reached may exceed it. ``max_failures`` is the number of rows that may fail, ``max_failure_rate`` the
+    share of rows (such as 0.05), which applies from 20 rows on. ``limit`` is the maximum number of rows to run.
+    ``dry_run`` only returns the plan. It estimates the cost from the finished rows in the output, or from ``row_cost``,
+    the cost that you expect of a row.
 
     ``expect`` is a predicate on results, or several by name. A row whose result it rejects fails with
     ``ExpectationFailed``; ``retry_failed`` runs it again. ``quarantine`` is a separate table for failed and rejected
-    rows, with all their columns. Each run replaces it; a run on new rows only keeps the others.
+    rows, with all their columns. Each run replaces it. A run that reads only new rows keeps the other rows.
 
     Any worker on the task's queue runs the jobs. ``workers`` starts that many local worker processes.
     ``fleet="spark"`` uses ``fleet_size`` task slots of Spark (default: all but the one that the run needs).
 
-    The run keeps temporary files in the output if that is a path, else in a folder inside ``scratch`` that executors
-    can read and write (default on one machine: a temporary folder).
+    The run keeps temporary files in a folder inside ``scratch``, which executors can read and write. By default, it
+    keeps them in an output that is a path, or else, on one machine, in a temporary folder.
 
     Raises:
         InvalidInput: keys are missing, null or not unique, the table does not fit the task, or the output holds

@@ -104,7 +104,7 @@ def _reader(folder: Folder, names: tuple[str, ...], schema: pa.Schema) -> Mapper
         for batch in batches:
             for number, path in enumerate(batch.column("path").to_pylist()):
                 values = {name: batch.column(f"p{n}")[number] for n, name in enumerate(names)}
-                # The log has the path as a URL.
+                # The log has the path in URL encoding.
                 table = folder.read(unquote(path))
                 columns = [_column(table, field, values) for field in schema]
                 yield from pa.table(columns, schema=schema).to_batches(max_chunksize=10_000)
@@ -146,7 +146,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followed:
-    """Return the rows whose value in the column ``by`` is at or above the mark; all rows with ``is_whole``.
+    """Return the rows whose value in the column ``by`` is at or above the mark. With ``is_whole``, return all rows.
 
     Raises:
         InvalidInput: the column does not exist, or its type has no order.
@@ -164,7 +164,7 @@ def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followe
     mark = read_mark(df.sparkSession, ledger)
     column = F.col(quoted(by))
     if isinstance(kind, (T.FloatType, T.DoubleType)):
-        # No later value would be above infinity or NaN.
+        # Leave out infinity and NaN, because no later value would be above such a mark.
         column = F.when(F.abs(column) < float("inf"), column)
     if mark is not None and (mark.by, mark.kind) == (by, kind.simpleString()) and not is_whole:
         # Rows without a value, or with infinity or NaN, may always be new.
@@ -181,7 +181,7 @@ def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followe
 def follow_version(
     table: DeltaTable, spark: SparkSession, since: int | str, ledger: Ledger, *, is_whole: bool
 ) -> Followed:
-    """Return the rows in the new files of a Delta table: since a version, or since the one in the mark."""
+    """Return the rows in the files that a Delta table has gained since a version, or since the one in the mark."""
     name = str(table.metadata().id)
     mark = read_mark(spark, ledger)
     former: int | None = since if isinstance(since, int) else None
@@ -251,7 +251,7 @@ def _stored(spark: SparkSession, ledger: Ledger) -> str:
 
 
 class SupportsArrow(Protocol):
-    """A table that can export Arrow batches: of pandas, Polars, pyarrow, DuckDB and others."""
+    """A table that can export Arrow batches, such as one of pandas, Polars, pyarrow or DuckDB."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -266,7 +266,7 @@ TableLike: TypeAlias = DataFrame | SupportsArrow | _Lazy | DeltaTable
 
 
 def as_dataframe(table: TableLike, spark: SparkSession | None = None) -> DataFrame:
-    """Return the table as a Spark DataFrame: of ``spark``, the active session, or a new local one.
+    """Return the table as a DataFrame in ``spark``, in the active session, or in a new local one.
 
     Types that Spark lacks become the nearest type that holds every value: categories and views become text, unsigned
     integers become wider ones. NaN in pandas means null. A named pandas index becomes columns; an unnamed one is
@@ -289,7 +289,7 @@ def as_dataframe(table: TableLike, spark: SparkSession | None = None) -> DataFra
     arrow = _arrow_table(table)
     columns = [_plain_column(field, arrow.column(number)) for number, field in enumerate(arrow.schema)]
     plain = pa.table(columns, names=arrow.column_names)
-    # Without a schema, Spark would give timestamps without a zone the session's zone.
+    # Without a schema, Spark would add the session's zone to timestamps that have none.
     schema = from_arrow_schema(plain.schema, prefer_timestamp_ntz=True)
     return (spark or session()).createDataFrame(plain, schema)
 

@@ -32,7 +32,7 @@ _Bitmaps: TypeAlias = dict[int, dict[int, int]]
 
 class IntakeRows:
     """The rows of an input. ``done`` and ``failed`` count settled keys, ``duplicate`` further rows of these keys.
-    ``rows`` is a snapshot of all other rows; ``few`` is the same table if it is small."""
+    ``rows`` is a snapshot of all other rows. ``few`` has the same rows as an Arrow table if that is small."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Intake:
 
     @cached_property
     def index(self) -> SettledIndex | None:
-        """The index of the output; ``None`` if the output or the input does not support one."""
+        """Return the index of the output; ``None`` if the output or the input does not support one."""
         if self._hashes is None or not self._ledger.has_index:
             return None
         index = SettledIndex(self._df.sparkSession, self._ledger.output, self._ledger.files)
@@ -85,7 +85,7 @@ class Intake:
 
     @cached_property
     def entries(self) -> DataFrame | None:
-        """The valid entries of the index."""
+        """Return the valid entries of the index."""
         if self.index is None or not self.index.contents.keys:
             return None
         newer = self._ledger.outcomes(self.index.newer) if self.index.newer else None
@@ -113,8 +113,8 @@ class Intake:
         return IntakeRows(rows, _small(few), count=count, known=bitmaps, settled_rows=sum(counts.values()))
 
     def _take_few(self, settled: DataFrame) -> IntakeRows | None:
-        """Return the rows, and look them up in the index; ``None`` if they are many. The other way round, Spark would
-        load the whole index for a few rows."""
+        """Look the rows up in the index and return them; return ``None`` if there are many rows. The join in ``take``
+        would load the whole index for a few rows."""
         few = self._snapshot(self._df, self._hashes).limit(_FEW + 1).toArrow()
         if few.num_rows > _FEW:
             return None
@@ -149,8 +149,8 @@ class Intake:
         return self._df.sparkSession.createDataFrame(few, SNAPSHOT)
 
     def _marked(self, hashes: Sequence[Column], known: DataFrame) -> DataFrame:
-        """Return the rows with ``kind``: how the index entry at ``position`` settles them. Columns of settled rows are
-        null."""
+        """Return the rows with ``kind``, which says how the index entry at ``position`` settles them. The other columns
+        of settled rows are null."""
         first, second = hashes
         columns = [F.col(quoted(name)) for name in needed_columns(self._layout)]
         hashed = self._df.select(
@@ -199,7 +199,7 @@ def _bitmaps_of(positions: Iterable[int]) -> dict[int, int]:
     """Return positions as bitmaps by bucket, as ``_bitmaps`` does."""
     bitmaps: dict[int, int] = defaultdict(int)
     for position in positions:
-        # Spark begins to count at 1.
+        # Spark counts positions from 1.
         bucket, bit = divmod(position - 1, _BUCKET_BITS) if position else (-1, 0)
         byte = _BUCKET_BITS // 8 - 1 - bit // 8
         bitmaps[bucket + 1] |= 1 << (8 * byte + bit % 8)

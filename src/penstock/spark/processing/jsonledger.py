@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 from penstock.errors import InvalidInput
 from penstock.spark.publishing import fresh_path
 
-# Keep columns that are null everywhere. Spark would cut times to milliseconds, and old time zones to minutes.
+# Keep columns that are null everywhere. By default, Spark cuts times to milliseconds, and old time zones
+# to minutes.
 JSON_OPTIONS: Final = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",

@@ -123,7 +123,7 @@ class Ledger:
         return rows.withColumnsRenamed({name: f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)})
 
     def empty(self) -> DataFrame:
-        """Return no rows, in the columns of ``read``."""
+        """Return an empty table with the columns of ``read``."""
         return self._spark.createDataFrame([], self._schema)
 
     def _read(self) -> DataFrame | None:
@@ -160,11 +160,11 @@ class Ledger:
 
     @property
     def remote(self) -> Folder | None:
-        """The folder of an output in an object store for which Spark may lack a jar; else ``None``."""
+        """Return the folder of an output in an object store that Spark may need a jar for; else ``None``."""
         return None if self._delta is None or self._delta.is_local else self._delta.folder
 
     def files(self) -> list[str] | None:
-        """Return the names of its files; ``None`` if this process cannot list them."""
+        """Return the names of the files; ``None`` if this process cannot list them."""
         if self._delta is not None:
             return self._delta.files()
         return list_folder(self._spark, self.output)
@@ -343,7 +343,7 @@ class Ledger:
         return compact_files(self._spark, self.output, check=self.check_held)
 
     def begin(self) -> None:
-        """Create an output without rows that can be read. Only JSON lines cannot store its columns."""
+        """Create an empty output that can be read. Only JSON lines cannot store the columns of an empty output."""
         if self._delta is not None:
             self._delta.create(self._schema)
             return
@@ -363,7 +363,7 @@ def _arrow_type(type: T.DataType) -> pa.DataType:
 
 
 def _distinct(reader: DataFrameReader) -> DataFrameReader:
-    """Return a reader whose reads differ from all others. To Spark, two reads of a folder are the same."""
+    """Return a reader whose reads differ from all others. Otherwise Spark treats two reads of a folder as one."""
     return reader.option("penstockRead", uuid4().hex)
 
 
@@ -387,7 +387,7 @@ def _check_key(output: str, key: T.StructType, rows: DataFrame) -> None:
                 "created with, or choose another output."
             )
         was = rows.schema[field.name].dataType
-        # A file does not say that the members of arrays and structs are never null, so do not compare the types.
+        # A file does not say that members of arrays and structs are never null, so compare the type names.
         if was.simpleString() != field.dataType.simpleString():
             raise InvalidInput(
                 f"{output} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
@@ -408,7 +408,7 @@ def _check_delta_columns(output: str, rows: DataFrame, schema: T.StructType) -> 
 
 
 def _former_type(was: T.DataType, now: T.DataType) -> T.DataType:
-    """Return the result type with text for bytes wherever the output has text, as earlier versions wrote it."""
+    """Return the result type, with text for bytes where the output has text. Earlier versions wrote bytes as text."""
     match was, now:
         case T.StringType(), T.BinaryType():
             return was

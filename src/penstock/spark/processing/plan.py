@@ -34,8 +34,8 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Keys are ``new``, ``changed`` (known with another payload or task version), ``done`` or ``failed``. Rows are a
     ``duplicate`` of another one, or ``rejected`` because they cannot become jobs. ``todo`` counts the keys to enqueue.
-    A dry run estimates their cost: from the average of the finished rows in the ``output``, if there are any, else from
-    ``row_cost``. Else it is ``unknown``.
+    A dry run estimates their cost from the average of the finished rows in the ``output``, if there are any, or else
+    from ``row_cost``. Without either, the cost is ``unknown``.
     """
 
     new: int = 0
@@ -49,7 +49,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
     estimated_from: Literal["", "output", "row_cost", "unknown"] = ""
 
     def cost_text(self, cost_name: str) -> str:
-        """Return the end of a sentence about what is to do: its estimated cost."""
+        """Return the estimated cost, as the end of a sentence about the rows to run."""
         if self.estimated_cost is not None:
             return f", for about {self.estimated_cost:g} {cost_name}"
         if self.estimated_from == "unknown":
@@ -58,7 +58,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Todo(msgspec.Struct, frozen=True):
-    """Rows of a snapshot with ``verdict``. ``ids`` are the fingerprints by job, if there are few rows."""
+    """Rows of a snapshot, with ``verdict``. ``ids`` has the fingerprints by job, if there are few rows."""
 
     rows: DataFrame
     ids: Mapping[str, str] | None = None
@@ -79,8 +79,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
 
     def remember(self, ended: Mapping[str, tuple[str, str]] | None) -> None:
-        """Add the rows that are now settled to the index; ``ended`` is as for ``settled``. After a kill, the next run
-        adds them from the ledger."""
+        """Add the rows that are now settled to the index; ``ended`` is as for ``settled``. If the run is
+        killed, the next one adds them from the ledger."""
         index = self.intake.index
         if index is None:
             return
@@ -106,7 +106,7 @@ def planned(
     limit: int | None,
     folder: str,
 ) -> Planned:
-    """Return the plan and the rows to enqueue. Temporary files are in ``folder``.
+    """Return the plan and the rows to enqueue. Keep temporary files in ``folder``.
 
     Raises:
         InvalidInput: keys are null, or equal keys have different payloads; or rows have changed and ``on_change`` is
@@ -148,7 +148,7 @@ def planned(
 
 
 def _has_divided_keys(intake: Intake, taken: IntakeRows, compared: Compared) -> bool:
-    """Return whether a key has settled rows and others, which may have different payloads."""
+    """Return whether a key has both settled rows and other rows, which may have different payloads."""
     settled = taken.done + taken.failed
     if not settled or intake.entries is None or len(compared.counts.keys() - {"new"}) == 0:
         return False
@@ -199,7 +199,7 @@ class _SmallSnapshot:
         return Todo(self._frame.sparkSession.createDataFrame(table, _COMPARED), self._ids)
 
     def known_jobs(self) -> DataFrame:
-        """Return the jobs in the ledger by their hash in the index."""
+        """Return the hashes of the jobs that are in the ledger, as in the index."""
         ids = [id for id, verdict in self._verdicts.items() if verdict != "new"]
         jobs = self._frame.sparkSession.createDataFrame(pa.table({"job_id": pa.array(ids, pa.string())}))
         return jobs.select(job_hash(F.col("job_id")).alias("job"))

@@ -40,13 +40,13 @@ class Tally(msgspec.Struct):
 
     @property
     def eta_s(self) -> float | None:
-        """The remaining seconds at this rate; ``None`` before the first row."""
+        """Return the remaining seconds at this rate; ``None`` before the first row."""
         return (self.total - self.ended) / self.rate if self.ended else None
 
     def __str__(self) -> str:
         left = "" if self.eta_s is None else f", {_clock(self.eta_s)} left"
         cost = f", cost {self.cost:g}" if self.cost else ""
-        # Jobs of a stopped run. Their rows are not done.
+        # These are jobs of a stopped run. Their rows are not done.
         dropped = f", {self.cancelled:,} cancelled" if self.cancelled else ""
         reused = f", {self.reused:,} reused" if self.reused else ""
         done = (

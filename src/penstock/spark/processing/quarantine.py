@@ -40,7 +40,8 @@ class Quarantine:
         """Check that the run may replace the quarantine.
 
         Raises:
-            InvalidInput: it is the output, or holds something else.
+            InvalidOption: the quarantine is the output.
+            InvalidInput: the quarantine holds something else.
         """
         if output_identity(self._name, is_path=self._is_path) == ledger.identity:
             raise InvalidOption(f"quarantine and output must differ, got {self._name} for both.")
@@ -52,13 +53,13 @@ class Quarantine:
             )
 
     def update(self, rows: DataFrame, results: DataFrame, key: Sequence[str], folder: str) -> None:
-        """Write ``rows``, and keep the others that have still failed or been rejected by ``results``. Temporary files
-        are in ``folder``."""
+        """Write ``rows``, and keep the other rows that are still failed or rejected in ``results``. Keep temporary
+        files in ``folder``."""
         rows = _without_void(rows)
         self._write(lambda: self._with_standing(rows, results, key, folder))
 
     def replace(self, rows: DataFrame) -> None:
-        """Write ``rows`` in place of all others."""
+        """Replace all rows with ``rows``."""
         self._write(lambda: _without_void(rows))
 
     def _with_standing(
@@ -86,7 +87,7 @@ class Quarantine:
                 writer.saveAsTable(self._name)
 
     def _read(self, schema: StructType | None = None) -> DataFrame | None:
-        """Return the rows; ``None`` if the quarantine does not exist yet. JSON lines have the types of ``schema``."""
+        """Return the rows; ``None`` if the quarantine does not exist yet. Read JSON lines as ``schema``."""
         if self._delta is not None:
             columns = self._delta.schema()
             return None if columns is None else self._delta.read(columns)
@@ -111,5 +112,5 @@ def _replace(table: DeltaOutput, content: Callable[[], DataFrame]) -> None:
 
 
 def _without_void(rows: DataFrame) -> DataFrame:
-    """Return the rows without columns of no type, which no format can hold."""
+    """Return the rows without columns of type void, which no format can hold."""
     return rows.drop(*(field.name for field in rows.schema if isinstance(field.dataType, NullType)))

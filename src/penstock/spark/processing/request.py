@@ -44,8 +44,8 @@ class Scratch:
     """The temporary folder of a run, which executors can read and readers of the output ignore. It lasts for a ``with``
     block.
 
-    Its parent is used only by runs on this output. It is in ``scratch`` if set, else inside an output that is a path,
-    else, if Spark runs on this machine, a temporary folder.
+    Only runs on this output use its parent. The parent is inside ``scratch`` if that is set, else inside an output that
+    is a path. Otherwise it is a temporary folder, if Spark runs on this machine.
 
     Raises:
         InvalidOption: Spark cannot use the folder, or ``scratch`` is required.
@@ -138,7 +138,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows(self) -> bool:
-        """Return whether a run looks only at a part of its input, such as the new rows."""
+        """Return whether a run reads only a part of its input, such as the new rows."""
         return self.is_part or self.since is not None
 
     def carry_out(self, df: DataFrame, workers: RunWorkers | None = None) -> Processed:
@@ -221,7 +221,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             placement=placed,
             options=self.task.defaults,
             fields={name: value for name, value in self.task.fields.items() if name != "dedup"},
-            # The key of a row already says which rows are one job.
+            # The key already determines which rows share a job.
             rules=self.task.rules and self.task.rules.without("dedup", "unique"),
             max_payload=self.task.app.max_payload,
         )

@@ -121,7 +121,7 @@ class RunTables(msgspec.Struct, frozen=True, kw_only=True):
         return self.joined().where(F.col(f"{PREFIX}state").isin("failed", "rejected"))
 
     def failed_input(self) -> DataFrame:
-        """Return the rows of the input that have failed up to now. They do not depend on what the output becomes."""
+        """Return the rows of the input that have failed so far. Later changes to the output do not affect them."""
         failed = self.joined().where(F.col(f"{PREFIX}state") == "failed").select(*map(quoted, self.key))
         keys = failed.sparkSession.createDataFrame(failed.toArrow(), failed.schema)
         return self.without_result_columns().join(keys, list(self.key), "left_semi")
@@ -182,27 +182,27 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def results(self) -> DataFrame:
-        """The newest row of each key in the output, of all runs."""
+        """Return the newest row of each key in the output, of all runs."""
         return self.tables.results()
 
     @property
     def joined(self) -> DataFrame:
-        """The input with the result columns, which are null for rows without a result."""
+        """Return the input with the result columns, which are null for rows without a result."""
         return self.tables.joined()
 
     @property
     def completed_rows(self) -> DataFrame:
-        """The rows of ``joined`` that have a result."""
+        """Return the rows of ``joined`` that have a result."""
         return self._rows("completed")
 
     @property
     def failed_rows(self) -> DataFrame:
-        """The rows of ``joined`` that failed, in this run or an earlier one."""
+        """Return the rows of ``joined`` that failed, in this run or an earlier one."""
         return self._rows("failed")
 
     @property
     def rejected_rows(self) -> DataFrame:
-        """The rows of ``joined`` that cannot become jobs."""
+        """Return the rows of ``joined`` that cannot become jobs."""
         return self._rows("rejected")
 
     def _rows(self, state: str) -> DataFrame:

@@ -28,8 +28,8 @@ from penstock.spark.processing.workers import RunWorkers
 from penstock.spark.store import Store
 from penstock.storage.values import Budget
 
-# Bounds on the delay before finished jobs are committed. It grows with the duration of the run, so that
-# files stay few. Meanwhile the store holds the jobs.
+# Bounds on the delay before finished jobs are committed. The delay grows with the duration of the run, so
+# that there are few files. Meanwhile the store holds the jobs.
 _COMMIT_S: Final = (2.0, 10.0)
 _COMMITS: Final = 60
 _POLL_S: Final = 0.1
@@ -57,8 +57,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption(f"max_failure_rate must be a share from 0 to below 1, got {rate}.")
 
     def stop_for(self, tally: Tally) -> str:
-        """Return the name of the exceeded limit, or "". The rate counts from ``_SAMPLE`` rows on, or from all rows if
-        there are fewer."""
+        """Return the name of the exceeded limit, or "". The rate applies to at least ``_SAMPLE`` rows, or to all rows
+        if there are fewer."""
         if self.max_failures is not None and tally.failed > self.max_failures:
             return "max_failures"
         ended = tally.ended - tally.cancelled
@@ -84,7 +84,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._tally = self.collector.tally
-        # Older commits are of other runs. They do not finish rows of this one.
+        # Older commits belong to other runs. They do not finish rows of this run.
         self._began_after = self.collector.last_commit
         self.collector.ended = {}
         # Fingerprints of all rows by job, once they are enqueued; None if there are too many.
@@ -126,19 +126,20 @@ class Run:
             self._round(todo, missing, count)
             if self.stopped:
                 return
-            # Always from all rows: if one plan read two versions of the ledger, Spark might mix them up.
+            # Start from all rows each time: if one plan read two versions of the ledger, Spark might mix them
+            # up.
             missing = self._missing(todo)
             count = missing.rows.count() if missing.ids is None else len(missing.ids)
 
     def _round(self, todo: Todo, missing: Todo, count: int) -> None:
-        """Enqueue rows and wait for their results, or until waiting is futile: jobs may be gone from the store."""
+        """Enqueue rows and wait for their results. Stop when waiting is futile: the store may have lost jobs."""
         keeps_ids = missing is todo and todo.ids is None and count <= MAX_REMEMBERED
         enqueueing = _Enqueueing(missing.rows, self.batch, keeps_ids=keeps_ids)
         try:
             self._collect(todo, enqueueing, count)
             self._ids = enqueueing.ids or self._ids
         except Exception:
-            # The thread reads files that the end of the run removes. Its errors would hide this one.
+            # The thread reads files that the run removes when it ends. Its errors would hide this one.
             enqueueing.wait(_ENQUEUE_S)
             raise
 
@@ -186,7 +187,7 @@ class Run:
             self.collector.is_stopping = True
             again = " (press Ctrl-C again to leave immediately)" if self.stopped == "interrupted" else ""
             self.progress.warn(f"stopping: {self.stopped}; waiting for running jobs to finish{again}")
-            # Rows that are enqueued later could not be cancelled.
+            # Wait for the thread, because rows that it enqueues later would not be cancelled.
             enqueueing.join()
             cancel_rows(self._missing(todo).rows, self.batch)
 

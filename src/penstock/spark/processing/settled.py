@@ -101,7 +101,7 @@ def _parts(value: Column, type: T.DataType) -> list[Column]:
 _FOLDER: Final = "_penstock_index"
 _CONTENTS: Final = "contents.json"
 _SCHEME: Final = 1
-# Beyond this number, the parts are merged. The parts of a small index always are.
+# An index with this many parts is merged into one part. A small index always is.
 _MAX_PARTS: Final = 16
 _SMALL: Final = 20_000
 COMPLETED: Final = 1
@@ -114,7 +114,7 @@ SETTLED: Final = T.StructType(
         T.StructField("second", _LONG),
         T.StructField("job", _LONG),
         T.StructField("settled", T.ByteType()),
-        # Dense, from 0, for bitmaps.
+        # Positions are dense and begin at 0, for bitmaps.
         T.StructField("position", _LONG),
     ]
 )
@@ -166,8 +166,8 @@ class SettledIndex:
         return entries.join(jobs, "job", "left_anti").select(*SETTLED.fieldNames())
 
     def add(self, entries: DataFrame, count: int, *, changed: DataFrame | None) -> None:
-        """Add ``entries``, and cover the current files of the ledger. Former entries of the jobs in ``changed`` are
-        dropped.
+        """Add ``entries``, and drop former entries of the jobs in ``changed``. The index then covers the current files
+        of the ledger.
 
         Parts never change, and the list of parts is written last, so a kill leaves the index as it was.
         """
@@ -211,7 +211,7 @@ class SettledIndex:
 
 
 def entries_from(spark: SparkSession, rows: Sequence[tuple[int, int, str, int]]) -> DataFrame:
-    """Return entries for ``SettledIndex.add``: both hashes of a row, the id of its job, ``COMPLETED`` or ``FAILED``."""
+    """Return entries for ``SettledIndex.add``. ``rows`` have two hashes, a job id, and ``COMPLETED`` or ``FAILED``."""
     columns = {
         "first": [row[0] for row in rows],
         "second": [row[1] for row in rows],

@@ -68,10 +68,10 @@ def needed_columns(layout: Layout) -> tuple[str, ...]:
 def snapshot(
     df: DataFrame, layout: Layout, *, with_former: bool = False, hashes: Sequence[Column] | None = None
 ) -> DataFrame:
-    """Return the rows of ``df`` as ``SNAPSHOT``; ``with_former``, also with the fingerprints of earlier versions. Write
-    it to a file before use, because ``df`` may differ when it is read again."""
+    """Return the rows of ``df`` as ``SNAPSHOT``. ``with_former`` adds the fingerprints of earlier versions. Write the
+    snapshot to a file before use, because ``df`` may differ when it is read again."""
     needed = needed_columns(layout)
-    # Spark cannot pass columns to Python whose name has a dot or a backtick.
+    # Spark cannot pass a column to Python if its name has a dot or a backtick.
     columns = [F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
     first, second = hashes or (F.lit(None).cast("long"),) * 2
     return df.select(*columns, first.alias("first"), second.alias("second")).mapInArrow(

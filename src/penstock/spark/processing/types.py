@@ -89,8 +89,8 @@ class Fit(NamedTuple):
 
 
 def fit(task: Task[..., Any], schema: T.StructType, columns: Sequence[str] | None = None) -> Fit:
-    """Return the columns that become arguments of the task: ``columns``, or those that are parameters. A task with a
-    single parameter that takes an object, and that no column is named after, receives the whole row.
+    """Return the columns that become arguments of the task: ``columns``, or those that are parameters. If the task
+    has a single parameter, which takes an object and has the name of no column, it receives the whole row.
 
     Raises:
         InvalidInput: a parameter has no column, a column has no parameter, or their types do not match.
@@ -222,8 +222,8 @@ def _optional(info: known.UnionType) -> T.DataType | None:
 
 
 def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, T.DataType]:
-    """Return the types of these columns according to the task's hints: of its parameters or, if it takes whole rows, of
-    their members. Only scalar types that text can be cast to are included."""
+    """Return the types of these columns according to the hints of the task's parameters or, if it takes whole rows, of
+    the members of a row. Include only scalar types that text can be cast to."""
     parameters = {name: value_type(field.type) for name, field in task.signature.fields.items()}
     if len(parameters) == 1 and not parameters.keys() & set(columns):
         (row,) = parameters.values()
@@ -237,7 +237,7 @@ def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, T.DataTy
 
 
 def cast(df: DataFrame, types: Mapping[str, T.DataType]) -> DataFrame:
-    """Return the table with columns cast to these types. Read it once first, to check every value.
+    """Return the table with columns cast to these types. First read it once to check every value.
 
     Raises:
         InvalidInput: a column does not exist, or a value does not fit its type.

@@ -38,7 +38,7 @@ class RunWorkers:
 
     Raises:
         InvalidOption: ``fleet`` is unknown, other processes cannot import the app, or the fleet would leave Spark no
-            task slot for the run itself, a deadlock.
+            task slot for the run itself, which would be a deadlock.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RunWorkers:
         with ExitStack() as started:
             started.enter_context(self._local)
             if self._size:
-                # Until the run ends, because the queue may be empty before all rows are enqueued.
+                # Keep the fleet until the run ends: the queue may be empty before all rows are enqueued.
                 self._fleet = fleet(
                     self._spark,
                     self._task.app,
@@ -223,7 +223,7 @@ class _ProcessWorkers:
         path = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path, _URL_VARIABLE: self._url}
         command = [sys.executable, "-m", __name__, *self._arguments]
-        # In separate process groups: Ctrl-C reaches only the run, which lets them finish.
+        # Use separate process groups: Ctrl-C reaches only the run, which lets the workers finish.
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, process_group=0)
             for _ in range(self._count)
