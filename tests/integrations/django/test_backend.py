@@ -61,6 +61,20 @@ async def test_a_result_is_ready_then_successful(jobs: Harness, tasks: Any) -> N
         assert result.enqueued_at <= result.started_at == result.last_attempted_at <= result.finished_at
 
 
+@pytest.mark.parametrize("skew", [timedelta(hours=-1), timedelta(hours=1)])
+async def test_times_are_in_order_although_the_clock_of_the_worker_differs(
+    jobs: Harness, tasks: Any, monkeypatch: pytest.MonkeyPatch, skew: timedelta
+) -> None:
+    from penstock.integrations.django import runs
+
+    now = runs._now
+    monkeypatch.setattr(runs, "_now", lambda: now() + skew)
+    result = await tasks.add.aenqueue(1, b=2)
+    await jobs.drain()
+    await result.arefresh()
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+
+
 async def test_a_running_task_says_so_and_names_its_worker(tasks: Any) -> None:
     from django.tasks import TaskResultStatus
     from django.test import override_settings

@@ -56,13 +56,18 @@ def moment(at: datetime | None) -> datetime | None:
     return at if at is None or settings.USE_TZ else timezone.make_naive(at)
 
 
-def enqueued_at(result_id: str) -> datetime | None:
-    """Return when the id of a result was made: it begins with the time."""
+def made_at(result_id: str) -> datetime | None:
+    """Return when the id of a result was made, which it begins with; ``None`` for a job enqueued by other means."""
     try:
         ms = UUID(result_id.rpartition("/")[2]).int >> 80
-    except ValueError:  # enqueued by other means
+    except ValueError:
         return None
-    return moment(datetime.fromtimestamp(ms / 1000, UTC))
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def enqueued_at(result_id: str) -> datetime | None:
+    """Return when the id of a result was made, as the project has times."""
+    return moment(made_at(result_id))
 
 
 def error_of(attempt: Attempt) -> TaskError:
@@ -76,6 +81,10 @@ def result_of(job: JobInfo, task: Task, *, backend: str) -> TaskResult:
     attempts = list(payload.runs)
     if job.state is State.ACTIVE and job.claimed_at is not None and len(attempts) < job.runs:
         attempts.append(Attempt(worker=job.worker, at=job.claimed_at))
+    finished_at = job.finished_at
+    if finished_at is not None and attempts:
+        # The store's clock may be a little behind the worker's.
+        finished_at = max(finished_at, attempts[-1].at)
     result = TaskResult(
         task=task.using(
             priority=-job.priority,
@@ -88,7 +97,7 @@ def result_of(job: JobInfo, task: Task, *, backend: str) -> TaskResult:
         enqueued_at=enqueued_at(job.id) or moment(job.enqueued_at),
         started_at=moment(attempts[0].at) if attempts else None,
         last_attempted_at=moment(attempts[-1].at) if attempts else None,
-        finished_at=moment(job.finished_at),
+        finished_at=moment(finished_at),
         args=payload.args,
         kwargs=payload.kwargs,
         backend=backend,

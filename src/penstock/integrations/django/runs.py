@@ -23,7 +23,7 @@ import penstock.client.task as tasks
 from penstock.client.app import App
 from penstock.errors import Directive, Retry, Suspension, Unrecoverable
 from penstock.integrations.django.configuration import worker_ids
-from penstock.integrations.django.results import Attempt, Payload, enqueued_at, error_of, moment
+from penstock.integrations.django.results import Attempt, Payload, enqueued_at, error_of, made_at, moment
 from penstock.worker.context import JobContext
 
 _MOST_FRAMES: Final = 50
@@ -104,7 +104,8 @@ class _Run:
         self._task = task
         self._payload = payload
         self._sender = sender
-        self._attempt = Attempt(worker=worker, at=_now())
+        # The worker's clock may be behind the one that made the id.
+        self._attempt = Attempt(worker=worker, at=max(_now(), made_at(context.id) or context.enqueued_at))
         self._runs = [*payload.runs, self._attempt]
         self.result = TaskResult(
             task=task,
@@ -164,7 +165,7 @@ class _Run:
 
     def _finish(self, status: TaskResultStatus) -> None:
         object.__setattr__(self.result, "status", status)
-        object.__setattr__(self.result, "finished_at", moment(_now()))
+        object.__setattr__(self.result, "finished_at", moment(max(_now(), self._attempt.at)))
         task_finished.send(self._sender, task_result=self.result)
 
 
