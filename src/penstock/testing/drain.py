@@ -158,9 +158,8 @@ class Drain:
         [job] = await self.storage.get(queue, [id])
         if job is None:
             return False
-        if (
-            job.state is State.WAITING or job.blocked_by == "group"
-        ):  # Held by a rate, if time will release it.
+        if job.state is State.WAITING or job.blocked_by == "group":
+            # A rate holds it, if the queue said when to claim again.
             return queue not in self._paused and self._claim_waits.get(queue) is not None
         return job.state is State.SCHEDULED or job.blocked_by == "children"
 

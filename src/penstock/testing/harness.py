@@ -174,8 +174,7 @@ class Harness:
 
         With ``until``, let that much time pass and run everything that falls due. Jobs scheduled for later stay.
         ``raise_failures`` raises a handler's exception once its job is settled; ``"final"`` raises only what ends a job
-        for good. ``schedules=False`` makes no jobs of
-        schedules: their slots stay due.
+        for good. ``schedules=False`` makes no jobs of schedules: their slots stay due.
         """
         drain = await self._drain(queues, raise_failures, max_runs, schedules)
         return await self._carry_out(

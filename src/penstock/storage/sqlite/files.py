@@ -63,7 +63,7 @@ def side_files(path: str) -> tuple[str, str]:
 STOP_OTHERS: Final = (
     "Stop all programs that have it open, such as `penstock worker`, `penstock top`, or your own."
 )
-"""What to do if a call needs the file for itself."""
+"""The remedy if a call needs the file for itself."""
 
 
 @contextmanager

@@ -20,11 +20,9 @@ from penstock.storage.sqlite.unit import Unit
 
 USES_LIMITS: Final = 1
 USES_GROUPS: Final = 2
-_AT_THE_FRONT: Final = 1
-
-
 IN_LINE: Final = ("b", "k")
 """The roles of blocked members (see ``Record.group_role``)."""
+_AT_THE_FRONT: Final = 1
 
 _sql = statements("groups")
 _unpack_limit: Final = lru_cache(256)(msgspec.json.Decoder(Limit).decode)
